@@ -8,6 +8,7 @@ one module that may reach into any folder. Errors are one sentence and exit code
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import importlib.metadata
 import inspect
@@ -57,6 +58,7 @@ DEMO_EXAMPLES = 8  # of each neuron and kind
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # columns
 SPIN = "2000"  # times that torch's threads look for work before they sleep; libgomp's 300,000 keep cores from others
+GARBAGE = 50_000, 20, 100  # objects made between looks for garbage; Python's 700 take a sixth of importing transformers
 VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}  # placeholders for values in the help, by type
 
 cli = typer.Typer(
@@ -248,6 +250,7 @@ for _name, (_dataclass, _target) in COMMANDS.items():
 
 def main() -> None:
     """Run the command line. A UserError is printed as one sentence on standard error, with exit code 2."""
+    gc.set_threshold(*GARBAGE)
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
     debug = "--debug" in sys.argv
@@ -294,7 +297,3 @@ def _stop(message: str, code: int, debug: bool) -> None:
         raise
     print_error(f"twell: {escaped(message)}")
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -29,41 +26,38 @@ spark.sql.codegen.factoryMode NO_CODEGEN
 spark.driver.extraJavaOptions {JAVA}
 spark.executor.extraJavaOptions {JAVA}
 """
-DEPLOY = "org.apache.spark.deploy"
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a standalone cluster of two workers."""
+    """The address of a standalone cluster of a master and two workers, threads of one JVM; what they execute is not."""
     pyspark = pytest.importorskip("pyspark", reason="pyspark is not installed (extra `spark`)")
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java, and there is none on this machine")
-    folder, port, home = tmp_path_factory.mktemp("spark"), free_port(), Path(pyspark.__file__).parent
-    env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
-    env |= {"SPARK_LOCAL_DIRS": str(folder), "SPARK_WORKER_DIR": str(folder), "SPARK_DAEMON_MEMORY": "256m"}
-    env |= {"SPARK_DAEMON_JAVA_OPTS": JAVA}
+    from pyspark.java_gateway import launch_gateway
 
-    def start(name: str, *arguments: str) -> None:
-        line = [str(home / "bin" / "spark-class"), f"{DEPLOY}.{name}", "--host", "127.0.0.1", "--webui-port", "0"]
-        with open(folder / f"{len(running)}.log", "wb") as log:
-            running.append(subprocess.Popen([*line, *arguments], env=env, stdout=log, stderr=log))
-
-    running: list[subprocess.Popen[bytes]] = []
+    folder, home = tmp_path_factory.mktemp("spark"), Path(pyspark.__file__).parent
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in {
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(folder),
+            "SPARK_WORKER_DIR": str(folder),
+            "PYSPARK_SUBMIT_ARGS": f"--driver-memory 256m --driver-java-options '{JAVA}' pyspark-shell",
+        }.items():
+            environment.setenv(name, value)
+        gateway = launch_gateway()
+    java = gateway.jvm.org.apache.spark
+    servers = java.deploy.LocalSparkCluster.apply(2, 1, 1024, java.SparkConf())
     try:
-        start("master.Master", "--port", str(port))
-        for _ in range(2):
-            start("worker.Worker", "--cores", "1", "--memory", "1g", f"spark://127.0.0.1:{port}")
-        until, log = time.monotonic() + 120, folder / "0.log"
-        while log.read_text().count("Registering worker") < 2:
-            assert time.monotonic() < until, log.read_text()[-2000:]
-            assert all(process.poll() is None for process in running), log.read_text()[-2000:]
-            time.sleep(0.2)
-        yield f"spark://127.0.0.1:{port}"
+        (address,) = servers.start()
+        yield address
     finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait(30)
+        servers.stop()
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
 
 
 def test_identical_summaries(cluster: str, made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,28 @@ def test_a_reading_is_saved_as_a_run_of_its_own(worker: Worker, tmp_path: Path) 
         save_reading(read, tmp_path / "mine")
 
 
+def test_how_near_each_neuron_came_to_firing(worker: Worker, captured: Run) -> None:
+    rows = captured.activity()
+    texts, counted = [rows["token_id"].tolist()], [(rows["flags"] == 0).tolist()]
+    reading = ended(worker.ask({**DEMO, "texts": texts, "counted": counted}))
+    assert not reading.error
+    frame = pd.read_parquet(reading.out / "nearest.parquet")
+    recorded = by_neuron(captured)
+    assert frame[["layer", "neuron"]].equals(recorded[["layer", "neuron"]].astype("int64"))
+    fires = recorded["fires"].to_numpy() > 0
+    np.testing.assert_allclose(
+        frame["largest"].clip(lower=0)[fires], recorded["value_max"][fires], rtol=1e-4, atol=1e-5
+    )
+    assert (frame["largest"][~fires] < 1e-5).all() and (~fires).any()
+    assert (frame["sd"] > 0).all() and (frame["mean"] < frame["largest"]).all()
+    dead = recorded[~fires].reset_index(drop=True)
+    shown = with_nearest(dead, str(reading.out / "nearest.parquet"))
+    assert len(shown) == len(dead) and shown["below"].is_monotonic_increasing
+    assert set(shown["why"]) == {"near", "far"}
+    assert (shown["below"] <= 1).equals(shown["why"] == "near")
+    assert "Expected token ids" in ended(worker.ask({**DEMO, "texts": [[10**7]], "counted": [[True]]})).error
+
+
 def test_the_process_ends_with_its_server_and_the_next_reading_says_that_it_is_another(worker: Worker) -> None:
     process = worker.process
     assert process is not None and process.stdin is not None
@@ -154,25 +176,3 @@ def test_a_reading_that_takes_too_long_or_is_stopped_ends(worker: Worker, monkey
     worker.stop(stopped)
     with pytest.raises(UserError, match="Stopped"):
         ended(stopped).run()
-
-
-def test_how_near_each_neuron_came_to_firing(worker: Worker, captured: Run) -> None:
-    rows = captured.activity()
-    texts, counted = [rows["token_id"].tolist()], [(rows["flags"] == 0).tolist()]
-    reading = ended(worker.ask({**DEMO, "texts": texts, "counted": counted}))
-    assert not reading.error
-    frame = pd.read_parquet(reading.out / "nearest.parquet")
-    recorded = by_neuron(captured)
-    assert frame[["layer", "neuron"]].equals(recorded[["layer", "neuron"]].astype("int64"))
-    fires = recorded["fires"].to_numpy() > 0
-    np.testing.assert_allclose(
-        frame["largest"].clip(lower=0)[fires], recorded["value_max"][fires], rtol=1e-4, atol=1e-5
-    )
-    assert (frame["largest"][~fires] < 1e-5).all() and (~fires).any()
-    assert (frame["sd"] > 0).all() and (frame["mean"] < frame["largest"]).all()
-    dead = recorded[~fires].reset_index(drop=True)
-    shown = with_nearest(dead, str(reading.out / "nearest.parquet"))
-    assert len(shown) == len(dead) and shown["below"].is_monotonic_increasing
-    assert set(shown["why"]) == {"near", "far"}
-    assert (shown["below"] <= 1).equals(shown["why"] == "near")
-    assert "Expected token ids" in ended(worker.ask({**DEMO, "texts": [[10**7]], "counted": [[True]]})).error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
@@ -13,9 +14,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from PIL import Image
 from streamlit.testing.v1 import AppTest
 
 from twell.analysis import by_layer, by_token
+from twell.analysis.exports.documents import cells
+from twell.analysis.exports.documents.images import SCALE, WIDTH
+from twell.analysis.exports.documents.notebook import PASSAGES
 from twell.workbench.run.store import Run
 
 Show = Callable[..., AppTest]
@@ -76,18 +81,33 @@ def test_saved_files_equal_the_table(watched: Any, made_run: Run, table: str) ->
     watched.check()
 
 
+def assert_images(bundles: list[dict[str, Any]]) -> None:
+    """Expect a PNG, on which something is drawn, beside plotly's data of each figure, and of each passage."""
+    figures = [data for data in bundles if cells.PLOTLY in data]
+    passages = [data for data in bundles if cells.PNG in data and cells.PLOTLY not in data]
+    assert len(figures) > 10 and len(passages) == PASSAGES
+    for data in (*figures, *passages):
+        with Image.open(io.BytesIO(base64.b64decode(data[cells.PNG]))) as image:
+            assert image.width == WIDTH * SCALE
+            assert len(image.convert("RGB").getcolors(1 << 24)) > 8
+
+
 def test_the_whole_run_is_saved_in_each_form(watched: Any, made_run: Run) -> None:
-    """The notebook's cells are valid code that names the run's folder; the page asks nobody for anything."""
+    """The notebook's cells are valid code that names the run's folder, its figures images too, drawn without a network;
+    the page asks nobody for anything."""
+    pytest.importorskip("kaleido")
     page, saved = watched.page, {}
     watched.open("/export?run=made", '[data-testid="stDataFrame"]')
     for name in ("as notebook", "as one page", "every table"):
         with page.expect_download(timeout=120_000) as waiting:
             page.get_by_role("button", name=f"Save {name}").click()
         saved[name] = Path(waiting.value.path()).read_bytes()
-    cells = [cell for cell in json.loads(saved["as notebook"])["cells"] if cell["cell_type"] == "code"]
-    for cell in cells:
+    assert len(saved["as notebook"]) < 6_000_000
+    code = [cell for cell in json.loads(saved["as notebook"])["cells"] if cell["cell_type"] == "code"]
+    for cell in code:
         compile("".join(cell["source"]), "cell", "exec")
-    assert str(made_run.path.absolute()) in "".join(cells[0]["source"])
+    assert str(made_run.path.absolute()) in "".join(code[0]["source"])
+    assert_images([output.get("data", {}) for cell in code for output in cell["outputs"]])
     document = saved["as one page"].decode()
     assert document.startswith("<!doctype html>")
     assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=(?!.data:image)", document)
