@@ -100,7 +100,8 @@ def driver(device: torch.device) -> str:
 def processor() -> str:
     """Return the processor's name, and how many threads torch uses."""
     name = _cpuinfo("model name") or platform.processor() or platform.machine()
-    return f"{name}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' * (threads != 1)}"
 
 
 def vector_units() -> list[str]:

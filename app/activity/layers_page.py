@@ -7,8 +7,8 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures import plots
-from twell.analysis.figures.layers import layer_rows, ridges, surprisal_panels
-from twell.app.activity.layer_data import CORRELATION, NNZ_BINS, SURPRISAL
+from twell.analysis.figures.layers import layer_rows
+from twell.app.activity.layer_data import BY_LAYER, SURPRISAL, by_surprisal, distributions
 from twell.app.ui import widgets
 from twell.app.ui.formatting import percent, plural, rare
 from twell.app.ui.query import Query, fetch, query
@@ -56,7 +56,7 @@ LOSSES = {"next": "Loss of the next token", "own": "Loss of the token itself"}
 
 def draw_distributions(run: Run) -> None:
     """Draw each layer's distribution of nnz, its share of the model's nnz, and its dead neurons."""
-    frame = fetch(run, analysis.by_layer)
+    frame = fetch(run, BY_LAYER)
     tokens = int(frame["tokens"].max())
     dead = ""
     if frame["dead_share"].notna().any():
@@ -70,7 +70,7 @@ def draw_distributions(run: Run) -> None:
         f"logarithmic and starts at 0.{second_relu_sentence(frame)}{dead}",
         query(run, layer_rows),
     )
-    widgets.draw(ridges(fetch(run, NNZ_BINS), frame), "ridges", "Distribution of nnz in each layer", wide=True)
+    widgets.draw(distributions(run), "ridges", "Distribution of nnz in each layer", wide=True)
 
 
 def second_relu_sentence(frame: pd.DataFrame) -> str:
@@ -91,8 +91,7 @@ def draw_surprisal(run: Run) -> None:
     of = widgets.url_choice("Loss", LOSSES, "of", "next", label_visibility="collapsed")
     result = query(run, SURPRISAL.where(of=of))
     with heading_area:  # Streamlit's spinner appears here while the table is computed
-        frame = result.frame
-    correlation = fetch(run, CORRELATION.where(of=of))
+        figure = by_surprisal(run, of)
     loss = "the prediction made at the token" if of == "next" else "the token itself, as predicted before it"
     with heading_area:
         widgets.heading(
@@ -102,7 +101,7 @@ def draw_surprisal(run: Run) -> None:
             "ρ: Spearman correlation over tokens.",
             result,
         )
-    widgets.draw(surprisal_panels(frame, correlation), "surprisal", "Mean nnz against loss, by layer", wide=True)
+    widgets.draw(figure, "surprisal", "Mean nnz against loss, by layer", wide=True)
 
 
 widgets.title("How active is each layer?")

@@ -12,6 +12,7 @@ import streamlit as st
 from twell import analysis
 from twell.analysis.figures.overview import BLOCKS, comparable_speedup, layer_by_layer, layer_rows
 from twell.analysis.figures.style import GREY
+from twell.analysis.memo import built_once
 from twell.analysis.speed.ffn_speedup import conditions
 from twell.app.activity.highlights import PICTURES, highlights
 from twell.app.ui import widgets
@@ -114,7 +115,7 @@ def draw_layers(run: Run) -> None:
     )
     widgets.heading("Layer by layer", caption, query(run, layer_rows))
     alt = "By layer: mean nnz by position, nnz of a token, neurons that never fired, FFN speedup"
-    figure = widgets.with_links(layer_by_layer(blocks, by_layer, speedup))
+    figure = built_once(widgets.with_links, layer_by_layer, blocks, by_layer, speedup)
     event = widgets.draw(figure, "layer-by-layer", alt, wide=True, on_select=sync_url, selection_mode="points")
     for point in event.selection.points:
         follow_point(figure.data[point["curve_number"]], int(point["y"]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from twell import analysis
 from twell.analysis.figures import plots
-from twell.analysis.figures.positions import decay_lengths, described, position_panels
-from twell.app.activity.position_data import FITS, POSITION_BINS
+from twell.analysis.figures.positions import decay_lengths, described
+from twell.analysis.memo import built_once
+from twell.app.activity.position_data import FITS, POSITION_BINS, by_position
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural, whole
 from twell.app.ui.query import Query, query
@@ -60,7 +61,7 @@ def draw_decay(run: Run) -> None:
     if described(fits).empty:
         widgets.note("No layer of this run falls off exponentially, so there is no λ to draw.")
         return
-    widgets.draw(decay_lengths(fits), "decay", "Length over which nnz falls off, by layer")
+    widgets.draw(built_once(decay_lengths, fits), "decay", "Length over which nnz falls off, by layer")
 
 
 def draw_page(run: Run) -> None:
@@ -81,7 +82,7 @@ def draw_page(run: Run) -> None:
         f"{widgets.interval_note(run)}. {first_position}{fitted}",
         result,
     )
-    widgets.draw(position_panels(bins), "positions", "Mean nnz by position, a panel a layer", wide=True)
+    widgets.draw(by_position(run), "positions", "Mean nnz by position, a panel a layer", wide=True)
     with widgets.show_errors():
         draw_decay(run)
 

@@ -6,13 +6,16 @@ All come from `analysis.by_neuron`. The results are small, however many neurons 
 from __future__ import annotations
 
 import pandas as pd
+import plotly.graph_objects as go
 
 from twell import analysis
-from twell.analysis.figures.neurons import density_bins
+from twell.analysis.figures.neurons import density_bins, density_map
+from twell.analysis.memo import built_once
 from twell.analysis.neurons.logit_lens import promoted
 from twell.analysis.neurons.top_tokens import top_tokens, weight_norms
 from twell.app.ui.formatting import visible
-from twell.app.ui.query import Query
+from twell.app.ui.query import Query, query
+from twell.app.ui.widgets import with_links
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -124,3 +127,11 @@ def one_neuron(run: Run, layer: int, neuron: int) -> dict[str, object]:
 DENSITIES = Query(density_bins)
 LIST = Query(neuron_list, {"layer": None, "kind": "hot"})
 DEFAULT_QUERIES = (DENSITIES, LIST)
+
+
+def densities(run: Run) -> go.Figure:
+    """Return the map of densities, whose cells can be chosen."""
+    return built_once(with_links, density_map, query(run, DENSITIES).frame)
+
+
+DEFAULT_FIGURES = (densities,)

@@ -10,7 +10,6 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures import plots
-from twell.analysis.figures.neurons import density_map
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.app.jobs.runner import model_of
 from twell.app.neurons.near_view import near_values, nearness, with_nearest
@@ -20,6 +19,7 @@ from twell.app.neurons.neuron_data import (
     LIST,
     MAX_ROWS,
     NOTES,
+    densities,
     first_rows,
     with_norms,
     with_tokens,
@@ -61,7 +61,7 @@ def draw_densities(run: Run) -> None:
         result,
         key="density-by-layer",
     )
-    figure = widgets.with_links(density_map(result.frame))
+    figure = densities(run)
     alt = "Share of neurons by density in each layer"
     event = widgets.draw(figure, "densities", alt, wide=True, on_select=sync_url, selection_mode="points")
     for point in event.selection.points:

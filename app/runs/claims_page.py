@@ -10,6 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD, scope
+from twell.analysis.memo import built_once
 from twell.app.runs.claims_data import CLAIMS, EVIDENCE, STUDIES, other_trainings, sweep_and_own
 from twell.app.runs.study_figures import cost_and_gain
 from twell.app.ui import widgets
@@ -136,7 +137,12 @@ def draw_studies(run: Run) -> None:
         f"it. Right: the speed that it buys, {measured_on(table.attrs)}; a cross is this run, on its own device."
     )
     widgets.heading("What sparsity costs, and what it gains", caption, sweep)
-    widgets.draw(cost_and_gain(sweep.frame), "studies", "Loss and speed against sparsity, a dot a training", wide=True)
+    widgets.draw(
+        built_once(cost_and_gain, sweep.frame),
+        "studies",
+        "Loss and speed against sparsity, a dot a training",
+        wide=True,
+    )
     widgets.note(
         "Where the left curve is flat, sparsity is free; where a right one lies under 1, sparse kernels lose time. "
         "These models are small: on a GPU their FFNs are a small part of the pass, and their loss tells little of "

@@ -20,6 +20,7 @@ from twell.analysis.figures.compare import (
     ratio_panels,
     side_by_side,
 )
+from twell.analysis.memo import built_once
 from twell.analysis.speed.ffn_speedup import conditions
 from twell.app.runs.comparison import likeness_sentence, same_text, similarity
 from twell.app.runs.trainings_view import draw_trainings
@@ -99,7 +100,7 @@ def draw_by_layer(runs: tuple[Run, Run]) -> None:
         f"Filled: {runs[0].name}; open: {runs[1].name}. The number of dead neurons depends on how much text was read.",
         result,
     )
-    widgets.draw(side_by_side(frame, measures(frame)), "layers", "Both runs by layer", wide=True)
+    widgets.draw(built_once(side_by_side, frame, measures(frame)), "layers", "Both runs by layer", wide=True)
     result = query_with_others(runs[0], [runs[1]], analysis.compare_layers)
     frame = result.frame
     widgets.heading(
@@ -108,7 +109,7 @@ def draw_by_layer(runs: tuple[Run, Run]) -> None:
         f"{pairing_sentence(frame)}",
         result,
     )
-    widgets.draw(differences(frame), "differences", "Difference of mean nnz by layer")
+    widgets.draw(built_once(differences, frame), "differences", "Difference of mean nnz by layer")
 
 
 def pairing_sentence(frame: pd.DataFrame) -> str:
@@ -127,7 +128,7 @@ def draw_by_position(runs: tuple[Run, Run]) -> None:
         f"{widgets.interval_note(*runs)}."
     )
     widgets.heading("The ratio by position", caption, result)
-    widgets.draw(ratio_panels(frame), "ratios", "Ratio of mean nnz by position, a panel a layer", wide=True)
+    widgets.draw(built_once(ratio_panels, frame), "ratios", "Ratio of mean nnz by position, a panel a layer", wide=True)
 
 
 def draw_by_token(runs: tuple[Run, Run]) -> None:
@@ -180,7 +181,9 @@ def draw_all_runs(run: Run, catalog: RunCatalog) -> None:
         "better in one of them. Labels give the FFN speedup.",
         result,
     )
-    widgets.draw(frontier(frame, run.name), "frontier", "Loss against the share of neurons that fire, a dot a run")
+    widgets.draw(
+        built_once(frontier, frame, run.name), "frontier", "Loss against the share of neurons that fire, a dot a run"
+    )
 
 
 def draw_page(run: Run) -> None:

@@ -14,6 +14,7 @@ from twell.analysis.figures.speed.bench_rows import (
     of_setting,
     synthetic_cases,
 )
+from twell.analysis.memo import built_once
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, percent, plural, times, whole
 from twell.app.ui.query import fetch, query
@@ -48,13 +49,15 @@ def draw_bench(run: Run) -> None:
             source = "Recorded activation patterns. " if (layers["input"] == "patterns").all() else ""
             caption = f"{source}{total_speedups(layers)} {conditions}{repeats(layers)}."
             widgets.heading("Measured side by side", caption, layer_result)
-            widgets.draw(time_by_layer(layers), "bench-layers", "Time of each FFN operation by layer")
+            widgets.draw(built_once(time_by_layer, layers), "bench-layers", "Time of each FFN operation by layer")
     if has_curve:
         height = curve_height(layers)
         with right:
             caption = f"{conditions}Dense time / sparse time on synthetic inputs. {break_even_sentences(run, sparse)}"
             widgets.heading("Where it breaks even", caption, synthetic_result)
-            widgets.draw(speed_by_nnz(sparse, height), "bench-nnz", "Speedup over dense by nnz on synthetic inputs")
+            widgets.draw(
+                built_once(speed_by_nnz, sparse, height), "bench-nnz", "Speedup over dense by nnz on synthetic inputs"
+            )
 
 
 def total_speedups(layers: pd.DataFrame) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twell import analysis
 from twell.analysis.figures.speed.compressions import fastest_kernels, time_map
+from twell.analysis.memo import built_once
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural, whole
 from twell.app.ui.query import query
@@ -46,4 +47,4 @@ def draw_compressions(run: Run) -> None:
         result,
     )
     alt = f"Time by layer and compression, {plural(frame['layer'].nunique(), 'layer')}"
-    widgets.draw(time_map(frame), "settings", alt)
+    widgets.draw(built_once(time_map, frame), "settings", alt)

@@ -12,6 +12,7 @@ import streamlit as st
 from twell import analysis
 from twell.analysis.figures.speed.kernels import audit_map, break_even, of_tile, time_split
 from twell.analysis.figures.speed.timings import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
+from twell.analysis.memo import built_once
 from twell.analysis.speed.ffn_speedup import caveats, conditions, layer_names
 from twell.analysis.speed.speedup import sizes
 from twell.app.jobs.measure import measure
@@ -59,7 +60,7 @@ def draw_layer_times(run: Run, result: QueryResult) -> None:
             "or raise --timings-share."
         )
     widgets.heading("Time by layer", caption, result)
-    widgets.draw(dense_and_sparse(frame, comparable), "layer-times", "Dense and sparse time by layer")
+    widgets.draw(built_once(dense_and_sparse, frame, comparable), "layer-times", "Dense and sparse time by layer")
 
 
 def draw_speedup_by_activity(run: Run, result: QueryResult) -> None:
@@ -77,7 +78,7 @@ def draw_speedup_by_activity(run: Run, result: QueryResult) -> None:
     caption = f"One dot per layer. {correlation}{break_even_sentence(run, frame)}"
     widgets.heading("Speedup and activity", caption, result)
     if (frame["nnz_mean"] > 0).any():
-        widgets.draw(speedup_by_nnz(frame), "speedup", "Speedup against mean nnz")
+        widgets.draw(built_once(speedup_by_nnz, frame), "speedup", "Speedup against mean nnz")
 
 
 def correlation_sentence(result: dict[str, Any]) -> str:
@@ -124,7 +125,7 @@ def draw_pass_time(run: Run) -> None:
         f"{run.manifest.device}. Rest: norms, embedding, output projection and kernel launches.{warning}",
         result,
     )
-    widgets.draw(time_split(frame), "time-split", "Time of a forward pass by part, dense and sparse")
+    widgets.draw(built_once(time_split, frame), "time-split", "Time of a forward pass by part, dense and sparse")
 
 
 def draw_tile_audit(run: Run) -> None:
@@ -145,7 +146,9 @@ def draw_tile_audit(run: Run) -> None:
         "overflow elsewhere, so results stay exact; other kernels may drop it.",
         result,
     )
-    widgets.draw(audit_map(frame), "audit", "Share of tokens that overflow a tile, by layer and compression")
+    widgets.draw(
+        built_once(audit_map, frame), "audit", "Share of tokens that overflow a tile, by layer and compression"
+    )
 
 
 def draw_times_over_capture(run: Run) -> None:
@@ -165,7 +168,7 @@ def draw_times_over_capture(run: Run) -> None:
             "hide.",
             result,
         )
-    widgets.draw(over_batches(result.frame), "batches", "Dense and sparse time per token by batch")
+    widgets.draw(built_once(over_batches, result.frame), "batches", "Dense and sparse time per token by batch")
 
 
 def note_speedup(run: Run, total: dict[str, Any]) -> None:
@@ -174,7 +177,6 @@ def note_speedup(run: Run, total: dict[str, Any]) -> None:
         return
     span = f" ({times(total['low'])} to {times(total['high'])} with 95 % confidence)" if total["turns"] > 1 else ""
     st.markdown(f"**FFN speedup {times(total['speedup'])}**{span}, {layer_names(total)}.")
-    say_where_to_gain(run)
     widgets.note(html.escape(typeset(f"{total['kernel']} kernel, {conditions(run)}.")))
     for sentence in caveats(total):
         widgets.note(html.escape(sentence))
@@ -220,9 +222,12 @@ with st.container(horizontal=True, vertical_alignment="center"):
     measure(current_run())
 job_status()
 if current_run().manifest.status == "recording":
+    say_where_to_gain(current_run())  # above the figure that follows the capture
     follow(str(current_run().path), with_figure=True)
 with suppress(Missing):  # said once, where the timings would stand
     note_speedup(current_run(), fetch(current_run(), analysis.ffn_speedup))
+if current_run().manifest.status != "recording":
+    say_where_to_gain(current_run())
 with widgets.show_errors():
     draw_bench(current_run())
 if current_run().manifest.status != "recording" or current_run().has("timings"):

@@ -9,7 +9,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.speed.live import no_calls, sparse_calls, times_and_nnz, tokens_per_second
-from twell.analysis.memo import memo_scope
+from twell.analysis.memo import built_once, memo_scope
 from twell.analysis.speed.ffn_speedup import caveats, layer_names
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, plural, times, whole
@@ -103,4 +103,5 @@ def draw_calls(run: Run) -> None:
         "nnz of exactly that call. Light lines: first layers; dark: last."
     )
     widgets.heading("Time and activity as it ran", caption, None if isinstance(run, LiveRun) else result)
-    widgets.draw(times_and_nnz(table), "calls", "Milliseconds of each layer's sparse FFN above its nnz, over time")
+    figure = times_and_nnz(table) if isinstance(run, LiveRun) else built_once(times_and_nnz, table)
+    widgets.draw(figure, "calls", "Milliseconds of each layer's sparse FFN above its nnz, over time")

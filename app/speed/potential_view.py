@@ -8,6 +8,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.speed.potential import waterfall
+from twell.analysis.memo import built_once
 from twell.analysis.speed.potential import worth_speeding_up
 from twell.analysis.speed.speedup import sizes
 from twell.app.ui import widgets
@@ -40,4 +41,6 @@ def draw_potential(run: Run) -> None:
         "were free (ceiling). Rest: what else differs between the two passes; red: slower."
     )
     widgets.heading("Which layer is worth speeding up?", caption, result)
-    widgets.draw(waterfall(table), "potential", "Waterfall from the dense pass to the sparse pass and its ceiling")
+    widgets.draw(
+        built_once(waterfall, table), "potential", "Waterfall from the dense pass to the sparse pass and its ceiling"
+    )

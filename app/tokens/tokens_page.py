@@ -10,14 +10,14 @@ from twell.analysis.figures.tokens import (
     END_ROWS,
     ENDS,
     MIN_COUNT,
-    as_ranked,
     both_ends,
     class_dots,
     most_first,
     ranked_by,
     ranking,
 )
-from twell.app.tokens.token_data import CLASSES, COVARIATES, IDENTITY, RANKING, WORDS, address_filters
+from twell.analysis.memo import built_once
+from twell.app.tokens.token_data import CLASSES, COVARIATES, IDENTITY, RANKING, WORDS, address_filters, ends_of_words
 from twell.app.tokens.token_rows import SHOWN, rows_html
 from twell.app.tokens.token_tables import RANKS, draw_token_table, draw_word_table, go_to
 from twell.app.ui import widgets
@@ -165,7 +165,7 @@ def draw_words(run: Run, min_count: int, search: str, rank: str) -> None:
         f"{plural(len(frame), 'word')} that occur at least {plural(min_count, 'time')}."
     )
     widgets.heading(title, caption, result, key="most-and-least-active-words")
-    widgets.draw(ranking(as_ranked(result.frame)), "words", f"{title} by z", wide=True)
+    widgets.draw(ends_of_words(by_z), "words", f"{title} by z", wide=True)
     draw_word_table(words)
 
 
@@ -178,7 +178,7 @@ def draw_classes(run: Run) -> None:
         "of all tokens."
     )
     widgets.heading("Classes of tokens", caption, result)
-    widgets.draw(class_dots(result.frame), "classes", "Mean z by class of tokens")
+    widgets.draw(built_once(class_dots, result.frame), "classes", "Mean z by class of tokens")
 
 
 def draw_tokens(run: Run, min_count: int, search: str, rank: str) -> None:
@@ -215,7 +215,12 @@ def draw_tokens(run: Run, min_count: int, search: str, rank: str) -> None:
     )
     widgets.heading(title, caption, result)
     event = widgets.draw(
-        ranking(both), "ranking", f"{title} by {RANKS[rank]}", wide=True, on_select=sync_url, selection_mode="points"
+        built_once(ranking, both),
+        "ranking",
+        f"{title} by {RANKS[rank]}",
+        wide=True,
+        on_select=sync_url,
+        selection_mode="points",
     )
     for point in event.selection.points:
         row = both[both["end"] == ENDS[point["curve_number"]]].iloc[point["point_index"]]

@@ -1,7 +1,8 @@
 """The pages of the dashboard: the address, title, file and group of each.
 
 To add a page, write its file and add a line to PAGES. If its first results take a moment to compute, list them as
-`DEFAULT_QUERIES` in a module of its data, name that module in the line, and they are computed before it is opened.
+`DEFAULT_QUERIES` in a module of its data, and its first figures as `DEFAULT_FIGURES`; name that module in the line, and
+they are computed before it is opened.
 """
 
 from __future__ import annotations

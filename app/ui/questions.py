@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from twell.analysis.figures.table_plots import dressed
+from twell.analysis.memo import built_once
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural
 from twell.app.ui.query import Query, query
@@ -74,7 +75,12 @@ def draw_question(run: Run, question: Question) -> None:
         return
     with heading:
         widgets.heading(question.title, question.meaning, result)
-    widgets.draw(dressed(question.plot(table)), key, question.title, wide=True)
+    widgets.draw(built_once(dressed_plot, question.plot, table), key, question.title, wide=True)
+
+
+def dressed_plot(plot: Callable[[pd.DataFrame], go.Figure], table: pd.DataFrame) -> go.Figure:
+    """Return a table's plot in the dashboard's style. plot: one of `analysis.plots`."""
+    return dressed(plot(table))
 
 
 def _ask(key: str) -> None:

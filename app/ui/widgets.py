@@ -134,12 +134,13 @@ def picture_menu(run: str) -> str:
     )
 
 
-def with_links(figure: go.Figure) -> go.Figure:
-    """Return a figure of a heat map whose cells can be chosen: unseen points lie on them, and say what the cells say.
+def with_links(build: Callable[..., go.Figure], *tables: Any) -> go.Figure:
+    """Return a heat map, `build(*tables)`, whose cells can be chosen: unseen points lie on them, and say what they say.
 
     Plotly selects points and bars, but no cells. The points are the last trace, named LINKS; their x and y are those of
     the cells.
     """
+    figure = build(*tables)
     cells = next(trace for trace in figure.data if trace.type == "heatmap")
     rows, columns = np.shape(cells.z)
     figure.add_scatter(

@@ -48,7 +48,7 @@ def test_a_row_a_layer_holds_what_the_answers_say(made_run: Run) -> None:
 
 
 def test_every_cell_of_the_map_can_be_chosen_and_says_what_it_says(made_run: Run) -> None:
-    figure = with_links(layer_by_layer(position_blocks(made_run, blocks=16), by_layer(made_run), speedup(made_run)))
+    figure = with_links(layer_by_layer, position_blocks(made_run, blocks=16), by_layer(made_run), speedup(made_run))
     heat, points = figure.data[0], figure.data[-1]
     assert points.name == LINKS
     for place, (row, column) in enumerate(np.ndindex(np.shape(heat.z))):

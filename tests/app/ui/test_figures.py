@@ -1,0 +1,115 @@
+"""Figures that are kept: the same one for the same content, and never that of other rows."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from twell.analysis import memo
+from twell.analysis.memo import built_once
+from twell.app.server import warm_up
+from twell.app.ui.run_cache import digest
+from twell.workbench.run.store import Run
+
+START = warm_up._start_thread  # before the fixtures put it aside
+TABLE = pd.DataFrame({"x": [1.0, 2.0], "name": ["a", "b"], "none": [None, "c"]})
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> OrderedDict[Any, Any]:
+    """No figure yet."""
+    monkeypatch.setattr(memo, "_kept", OrderedDict())
+    return memo._kept
+
+
+def build(table: pd.DataFrame, *_: Any) -> go.Figure:
+    return go.Figure(go.Scatter(x=table["x"], text=table.get("name")), layout={"title": str(table.attrs)})
+
+
+def other(table: pd.DataFrame, *_: Any) -> go.Figure:
+    return go.Figure(go.Bar(x=table["x"]))
+
+
+def noted(table: pd.DataFrame, **attrs: Any) -> pd.DataFrame:
+    table.attrs = attrs
+    return table
+
+
+def test_the_same_content_is_drawn_once(kept: OrderedDict[Any, Any]) -> None:
+    one = built_once(build, TABLE.copy(), 3, ("a", None), {"k": 1.5}, np.arange(3), other)
+    assert built_once(build, TABLE.copy(), 3, ("a", None), {"k": 1.5}, np.arange(3), other) is one
+    assert built_once(build, noted(TABLE.copy(), mean=float("nan"))) is built_once(
+        build, noted(TABLE.copy(), mean=float("nan"))
+    )
+    assert len(kept) == 2
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        TABLE.assign(x=[1.0, 3.0]),
+        TABLE.assign(name=["a", "c"]),
+        TABLE.rename(columns={"name": "text"}),
+        TABLE.astype({"x": "float32"}),
+        TABLE[::-1],
+        TABLE.head(1),
+        TABLE.assign(more=1),
+        noted(TABLE.copy(), note="timed once"),
+        noted(TABLE.copy(), beside=TABLE),
+    ],
+)
+def test_other_content_is_drawn_anew(kept: OrderedDict[Any, Any], changed: pd.DataFrame) -> None:
+    one = built_once(build, TABLE)
+    assert built_once(build, changed) == build(changed)
+    assert built_once(build, changed) is not one and len(kept) == 2
+
+
+@pytest.mark.parametrize("more", [[1], [1.0], ["1"], [np.arange(2)], [np.arange(2.0)], [(1,)], [[1]], [None], [other]])
+def test_other_arguments_and_functions_are_drawn_anew(kept: OrderedDict[Any, Any], more: list[Any]) -> None:
+    built_once(build, TABLE)
+    built_once(build, TABLE, *more)
+    assert len(kept) == 2
+    assert built_once(other, TABLE, *more).data[0].type == "bar" and len(kept) == 3
+
+
+def test_what_has_no_content_to_compare_is_drawn_each_time(kept: OrderedDict[Any, Any]) -> None:
+    for argument in (lambda: 1, object(), np.array([object()]), TABLE.assign(lists=[[1], [2]])):
+        assert built_once(build, TABLE, argument) is not built_once(build, TABLE, argument)
+    assert not kept
+
+
+def test_the_oldest_figure_goes_first(kept: OrderedDict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memo, "MOST", 2)
+    first, second = built_once(build, TABLE, 1), built_once(build, TABLE, 2)
+    assert built_once(build, TABLE, 1) is first  # now the second is the one that was not asked for the longest
+    built_once(build, TABLE, 3)
+    assert len(kept) == 2 and built_once(build, TABLE, 1) is first and built_once(build, TABLE, 2) is not second
+
+
+def test_pages_find_their_first_figures(
+    show: Callable[..., AppTest], runs: Path, made_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = set()
+
+    class Noted(OrderedDict[Any, Any]):
+        def __getitem__(self, key: Any) -> Any:
+            used.add(key)
+            return super().__getitem__(key)
+
+    for name in ("PAUSE", "GAP"):
+        monkeypatch.setattr(warm_up, name, 0.0)
+    monkeypatch.setattr(memo, "_kept", Noted())
+    START.__wrapped__(str(made_run.path), digest(made_run)).join()
+    beforehand = set(memo._kept)
+    assert len(beforehand) == len(warm_up.default_figures()) == 5
+    for page in ("layers", "positions", "neurons", "tokens"):
+        assert not show(runs, page, run="made").exception
+    assert beforehand <= used, "built beforehand and used by no page"
