@@ -221,7 +221,7 @@ def draw_examples(run: Run, layer: int, neuron: int) -> None:
     for name, rows in (("Largest values", top), ("Random sample of firings, over its range of values", by_value)):
         if len(rows):
             lines = examples_html(rows, high, run_name(), f"L{layer}/N{neuron}")
-            st.html(f'<h4 class="tw-part">{name}</h4>{lines}')
+            st.html(f'<h3 class="tw-part">{name}</h3>{lines}')
 
 
 def draw_links(run: Run, layer: int, neuron: int) -> None:

@@ -84,5 +84,5 @@ def written_html(frame: pd.DataFrame, run: str, titles: tuple[str, str] = ("Rais
                 f'<a class="tw-logit {kind}" href="{address}"><span>{token_html(row.text)}</span>'
                 f'<i><b style="width:{width:.1f}%"></b></i><span class="number">{logit}</span></a>'
             )
-        columns.append(f'<div><h4 class="tw-part">{title}</h4>{"".join(lines)}</div>')
+        columns.append(f'<div><h3 class="tw-part">{title}</h3>{"".join(lines)}</div>')
     return f'<div class="tw-logits">{"".join(columns)}</div>'

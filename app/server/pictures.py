@@ -42,7 +42,7 @@ function about(menu) {
   }
   const address = new URL(location.href), words = (name) => head?.querySelector(name)?.textContent.trim() || "";
   if (!address.searchParams.has("run")) address.searchParams.set("run", menu.dataset.run);
-  return {plot, run: menu.dataset.run, title: words("h3"), caption: words("p"), address: address.href};
+  return {plot, run: menu.dataset.run, title: words("h2"), caption: words("p"), address: address.href};
 }
 
 function save(blob, picture, ending) {

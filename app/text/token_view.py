@@ -135,7 +135,7 @@ def neurons_html(
     for index, row in enumerate(frame.itertuples()):
         if "of_layer" in frame and row.layer != layer:
             layer = row.layer
-            lines.append(f'<h4 class="tw-part">Layer {layer}: {plural(row.of_layer, "neuron")}</h4>')
+            lines.append(f'<h3 class="tw-part">Layer {layer}: {plural(row.of_layer, "neuron")}</h3>')
         cells = _cells(row) + (
             f'<span class="writes">{writes.get((row.layer, row.neuron), "")}</span>' if writes else ""
         )

@@ -57,7 +57,7 @@ a.tw-jump .token { border-radius: 3px; padding: 0 .25rem; max-width: 16rem; text
 /* a neuron's examples */
 .tw-again { font-size: .75rem; border: 1px solid rgba(139,149,161,.5); border-radius: 999px; padding: 0 .4rem;
   color: light-dark(#56606c, #aeb7c2); }
-h4.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
+h3.tw-part { font-size: .9rem; font-weight: 600; margin: .2rem 0; padding: 0; }
 .tw-example, .tw-example-names {
   display: grid; grid-template-columns: 6.6rem minmax(0,1fr) 5rem 4.2rem; gap: .45rem; padding: .25rem 0;
   border-bottom: 1px solid rgba(139,149,161,.22); align-items: baseline; }

@@ -139,7 +139,7 @@ a.tw-mini:is(:hover, :focus-visible) i { opacity: 1; }
 
 /* figures */
 .tw-figure { margin: .4rem 0 0; }
-.tw-figure h3 { font-size: 1.05rem; font-weight: 600; margin: 0; padding: 0; line-height: 1.35; }
+.tw-figure h2 { font-size: 1.05rem; font-weight: 600; margin: 0; padding: 0; line-height: 1.35; }
 .stPlotlyChart { margin-top: -.6rem; }
 .stElementContainer:has(.tw-picture) { margin-top: -1.1rem; }
 .tw-picture { display: flex; flex-wrap: wrap; justify-content: flex-end; text-align: right; font-size: .83rem; }

@@ -46,7 +46,7 @@ def heading(name: str, caption: str = "", result: QueryResult | None = None, key
     key = key or name.lower().replace(" ", "-")
     with st.container(horizontal=True, wrap=False, vertical_alignment="bottom", gap="small"):
         line = f'<p class="tw-note">{html.escape(typeset(caption))}</p>' if caption else ""
-        st.html(f'<div class="tw-figure"><h3>{html.escape(name)}</h3>{line}</div>', width="stretch")
+        st.html(f'<div class="tw-figure"><h2>{html.escape(name)}</h2>{line}</div>', width="stretch")
         if result is None:
             return
         with st.popover("Data", type="tertiary", key=f"{key}-data", on_change=sync_url) as popover:

@@ -64,7 +64,7 @@ def test_a_title_of_markup_stays_text(watched: Any) -> None:
     """What a heading holds becomes text of the SVG, whatever it looks like."""
     page, hostile = watched.page, "</text><script>alert(1)</script>&\"'"
     watched.open("/layers?run=made", ".js-plotly-plot .main-svg")
-    page.evaluate(f"document.querySelector('.tw-figure h3').textContent = {json.dumps(hostile)}")
+    page.evaluate(f"document.querySelector('.tw-figure h2').textContent = {json.dumps(hostile)}")
     menu = page.locator(".tw-picture").first
     menu.locator("summary").click()
     with page.expect_download() as waiting:
