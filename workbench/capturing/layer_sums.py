@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor
 from twell.kernels.backends import union_counts as on_gpu
 from twell.kernels.layout import TwELL, fired_by_any
 from twell.kernels.stats import NeuronSums, Stats, TileCounts
+from twell.workbench.run.writer import Rows
 
 BLOCKS = (16, 64, 128)  # tokens of a block: the first is scattered, each other one is made of those before it
 
@@ -64,8 +66,9 @@ class Sums:
         if self.values is not None and other.values is not None:
             self.values += other.values
 
-    def tables(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the name and the columns of each table of the run that holds these sums; waits for the device."""
+    def tables(self) -> Iterator[Rows]:
+        """Yield the name and the columns of each table of the run that holds these sums, of the longest what makes
+        them; waits for the device."""
         if self.neurons is not None:
             sums = {item.name: getattr(self.neurons, item.name).cpu().numpy() for item in fields(NeuronSums)}
             layer, neuron = np.nonzero(sums["fires"])
@@ -83,9 +86,14 @@ class Sums:
             counts = {"neurons": neurons, "blocks": blocks[layer, size, neurons]}
             yield "unions", {"layer": layer, "block": np.array(BLOCKS)[size]} | counts
         if self.values is not None:
-            fires = self.values.cpu().numpy()
-            layer, neuron, one = np.nonzero(fires)
-            yield "value_bins", {"layer": layer, "neuron": neuron, "bin": one, "fires": fires[layer, neuron, one]}
+            yield "value_bins", partial(_value_bins, self.values)
+
+
+def _value_bins(values: Tensor) -> dict[str, Any]:
+    """Return the columns of `value_bins`. values: as in Sums"""
+    fires = values.cpu().numpy()
+    layer, neuron, one = np.nonzero(fires)
+    return {"layer": layer, "neuron": neuron, "bin": one, "fires": fires[layer, neuron, one]}
 
 
 def blocks_of(sequence: np.ndarray, plain: np.ndarray) -> list[np.ndarray]:

@@ -14,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -198,16 +200,21 @@ class RunWriter:
             self._files[table, file] = GrowingFile(path, self._schemas[table])
         self._files[table, file].write(joined)
 
-    def _write_side_by_side(self, table: str, makes: list[Callable[[], Columns]]) -> None:
-        """Write the rows that functions make, in their order, as several files at once where they are many."""
-        files = max(1, min(AT_ONCE, usable_cores(), len(makes) * self.manifest.d_ff // FILE_NEURONS))
+    def _write_side_by_side(self, makes: Mapping[str, list[Callable[[], Columns]]]) -> None:
+        """Write the rows that functions make, by table and in their order: all tables at once, long ones as several
+        files."""
 
-        def write(file: int) -> None:
-            for make in makes[len(makes) * file // files : len(makes) * (file + 1) // files]:
+        def write(table: str, file: int, some: list[Callable[[], Columns]]) -> None:
+            for make in some:
                 self._write(table, [self._cast(table, make())], file)
 
-        with ThreadPoolExecutor(files) as pool:
-            list(pool.map(write, range(files)))
+        jobs = []
+        for table, functions in makes.items():
+            files = max(1, min(AT_ONCE, usable_cores(), len(functions) * self.manifest.d_ff // FILE_NEURONS))
+            cuts = [len(functions) * file // files for file in range(files + 1)]
+            jobs += [(table, file, functions[a:b]) for file, (a, b) in enumerate(pairwise(cuts))]
+        with ThreadPoolExecutor(max(1, min(AT_ONCE + len(makes), len(jobs)))) as pool:
+            list(pool.map(lambda job: write(*job), jobs))
 
     def _write_live(self, rows: pa.Table) -> None:
         temporary = self.folder / f"{LIVE}.tmp"
@@ -220,13 +227,10 @@ class RunWriter:
     def _close(self, number: int, tables: Callable[[], Iterable[Rows]], updates: Mapping[str, Any]) -> None:
         makes: dict[str, list[Callable[[], Columns]]] = {}
         for table, columns in tables():
-            if callable(columns):
-                makes.setdefault(table, []).append(columns)
-            else:
-                self._write(table, [self._cast(table, columns)])
-        for table, functions in makes.items():
-            self._write_side_by_side(table, functions)
-        files = dict(sorted(self._files.items(), key=lambda entry: entry[0][1]))  # not as threads came to begin them
+            makes.setdefault(table, []).append(columns if callable(columns) else partial(dict, columns))
+        self._write_side_by_side(makes)
+        order = {table: place for place, table in enumerate(TABLES)}  # not that in which threads came to begin them
+        files = dict(sorted(self._files.items(), key=lambda entry: (entry[0][1], order[entry[0][0]])))
         self._part = number + 1
         with ThreadPoolExecutor(max(1, len(files))) as pool:  # each waits for the disk
             closed = list(pool.map(GrowingFile.close, files.values()))
