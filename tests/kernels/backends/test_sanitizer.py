@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import sanitized
+from support import sanitized, sanitized_training
 from support.gpu_checks import CUDA, skip_without
 from support.sanitized import CALLS
 
@@ -30,6 +30,8 @@ SAYS_CLEAN = {
 }
 # What runs side by side: all calls under a tool; of racecheck, which takes seconds a call, each kind by itself.
 WATCHED = {"memcheck": [*CALLS], "initcheck": [*CALLS], **{f"racecheck {name}": [name] for name in CALLS}}
+TRAINING = [*sanitized_training.CALLS]
+WATCHED |= {"memcheck training": TRAINING, **{f"racecheck {name}": [name] for name in TRAINING}}
 OPTIONS = ["--print-limit", "10", "--show-backtrace", "device"]
 Running = dict[str, tuple[subprocess.Popen[bytes], Path]]
 
@@ -44,6 +46,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         pytest.skip("no compute-sanitizer, under CUDA_HOME or on PATH")
     assert build.failure(union_counts.library(torch.cuda.get_device_capability())) is None
     takes = set(CALLS) if hopper.refuses(CUDA, torch.bfloat16, 64, 64, 1) is None else {"cuda"}
+    takes |= set(TRAINING) if sanitized_training.refuses() is None else set()
     alone = os.environ | {
         "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync",  # an allocation to each tensor
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # `support` and `twell`, as here
@@ -52,7 +55,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     for watch, names in WATCHED.items():
         if calls := [name for name in names if name in takes]:
             out = tmp_path_factory.mktemp("sanitizer") / "said.txt"
-            program = [sys.executable, sanitized.__file__, *calls]
+            program = [sys.executable, (sanitized_training if calls[0] in TRAINING else sanitized).__file__, *calls]
             line = [sanitizer, "--tool", watch.split()[0], *OPTIONS, *program]
             with out.open("wb") as to:
                 process = subprocess.Popen(line, stdout=to, stderr=subprocess.STDOUT, env=alone, start_new_session=True)
