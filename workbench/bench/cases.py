@@ -23,11 +23,9 @@ from torch import Tensor
 from twell.kernels.benchmark.synthetic import KINDS, Pattern, ffn_firing, max_nnz, packed_pattern, synthetic_ffn
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.modules import SparseFFN
-from twell.workbench.bench.layer_inputs import layer_inputs, text_ids, uniform_ids
 from twell.workbench.bench.options import BenchOptions
+from twell.workbench.devices import pick_device
 from twell.workbench.errors import UserError, first_line
-from twell.workbench.models.checkpoint import DEMO
-from twell.workbench.models.load import load, pick_device
 
 ROWS = {"cpu": 1024, "cuda": 131_072}  # rows of a case without --rows
 COLD_ROWS = 1024  # with --weights auto on a GPU, cases of at most this many rows run on cold weights
@@ -157,6 +155,10 @@ def _synthetic(options: BenchOptions, shape: str) -> tuple[list[Case], dict[str,
 
 def _of_model(options: BenchOptions) -> tuple[list[Case], dict[str, Any]]:
     """Return a case for each input, each number of rows and each layer of the model, and what they share."""
+    from twell.workbench.bench.layer_inputs import layer_inputs, text_ids, uniform_ids
+    from twell.workbench.models.checkpoint import DEMO
+    from twell.workbench.models.load import load
+
     inputs, device = _inputs(options, MODEL_INPUTS), pick_device(options.device)
     rows_of_cases = _rows(options, device)
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)

@@ -33,7 +33,6 @@ from twell.workbench.bench.options import BenchOptions
 from twell.workbench.bench.screen import Page
 from twell.workbench.bench.table import Sheet, commit, figures, rows_of
 from twell.workbench.bench.training import run_training_case
-from twell.workbench.bench.whole import bench_whole
 from twell.workbench.doctor import device_name
 from twell.workbench.errors import UserError
 from twell.workbench.power import Gauge, Reading
@@ -47,6 +46,8 @@ def bench(options: BenchOptions) -> list[dict[str, Any]]:
     """
     sheet, requested = Sheet(options.out), _requested(options)
     if options.whole:
+        from twell.workbench.bench.whole import bench_whole
+
         return bench_whole(options, sheet)
     listed, common = cases(options)
     device: torch.device = common["device"]

@@ -29,6 +29,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from twell.kernels.dispatch import Choice
 from twell.kernels.layout import Layout
 from twell.kernels.modules import CountedMap, Probe, SparseFFN
+from twell.workbench.devices import pick_device
 from twell.workbench.errors import UserError, first_line
 from twell.workbench.models import threshold_ffn, weights
 from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, refuse_unreadable_generation, understood
@@ -228,16 +229,6 @@ def _refuse_overflow(name: str, embedding: Tensor) -> None:
             f"Expected embeddings in {name} whose squares add up in float32, got values up to {largest:.1e}, of which "
             "a norm makes zeros: check the checkpoint that they come from."
         )
-
-
-def pick_device(device: str) -> torch.device:
-    """Return the device of a name; auto is the GPU where there is one. Raises UserError for a GPU that is missing."""
-    present = torch.cuda.is_available()
-    if device == "cuda" and not present:
-        raise UserError(
-            "Expected a CUDA device for --device cuda, PyTorch sees none: use --device cpu, or `twell doctor`."
-        )
-    return torch.device("cuda", torch.cuda.current_device()) if present and device != "cpu" else torch.device("cpu")
 
 
 def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerFast:

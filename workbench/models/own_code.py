@@ -21,11 +21,11 @@ from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
 from twell.kernels.modules import SparseFFN
+from twell.workbench.devices import pick_device
 from twell.workbench.errors import UserError
 from twell.workbench.models import threshold_ffn, weights
 from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, understood
 from twell.workbench.models.families import FAMILIES, PLAIN
-from twell.workbench.models.load import pick_device
 from twell.workbench.models.remembered import recall
 from twell.workbench.models.sizes import decoder_layers
 from twell.workbench.run.store import Run

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from twell.workbench.devices import pick_device
 from twell.workbench.errors import UserError
-from twell.workbench.models.load import pick_device
 from twell.workbench.models.pretrained import Pretrained, Teacher, read_pretrained, read_teacher
 from twell.workbench.options import TrainOptions
 from twell.workbench.text.sources import open_sources

@@ -21,11 +21,11 @@ import typer
 from transformers import AutoModelForCausalLM
 
 from twell.kernels.benchmark.timing import time_in_turns
+from twell.workbench.devices import pick_device
 from twell.workbench.doctor import device_name
 from twell.workbench.models.attach import attached
 from twell.workbench.models.checkpoint import find
 from twell.workbench.models.find_ffns import of_family
-from twell.workbench.models.load import pick_device
 from twell.workbench.watching.session import watch
 
 
