@@ -22,7 +22,7 @@ from streamlit.components.v2 import manifest_scanner
 from streamlit.runtime.scriptrunner.script_cache import ScriptCache
 from streamlit.testing.v1 import AppTest, app_test, local_script_runner
 from streamlit.util import calc_hash
-from support.browser_pages import LIMIT_SECONDS
+from support.browser_pages import Watched
 from support.servers import free_port, remove
 
 from twell.analysis import ensure
@@ -204,43 +204,6 @@ def demo_address(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Yield the address of the dashboard over the demo run."""
     with served(demo.parent, tmp_path_factory.mktemp("empty")) as address:
         yield address
-
-
-class Watched:
-    """A browser page that notes its errors and the hosts that it asks, of which only the dashboard's is allowed."""
-
-    def __init__(self, page: Any, address: str) -> None:
-        self.page, self.address, self.errors, self.hosts = page, address, [], set()
-        page.set_default_timeout(1000 * LIMIT_SECONDS)
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", self._said)
-        page.on("request", lambda request: self._host(request.url))
-        page.on("websocket", lambda opened: self._host(opened.url))
-
-    def _said(self, message: Any) -> None:
-        # Streamlit looks for its own base path under the page's path first, and finds it one level up.
-        probe = "/_stcore/" in message.location.get("url", "") and "404" in message.text
-        if message.type == "error" and not probe:
-            self.errors.append(f"{message.text} {message.location}")
-
-    def _host(self, url: str) -> None:
-        if not url.startswith(("data:", "blob:")):
-            self.hosts.add(url.split("/")[2])
-
-    def open(self, path: str, until: str) -> None:
-        """Go to a path; wait until a selector matches and the page has been drawn."""
-        self.page.goto(self.address + path)
-        self.page.wait_for_selector(until)
-        self.settle()
-
-    def settle(self) -> None:
-        """Wait until Streamlit has run the page to its end."""
-        self.page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]')
-
-    def check(self) -> None:
-        """Expect no error, and no request to another host."""
-        assert self.errors == []
-        assert self.hosts == {self.address.removeprefix("http://")}
 
 
 @pytest.fixture(scope="session")

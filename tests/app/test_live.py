@@ -91,7 +91,7 @@ def test_an_open_page_looks_at_a_growing_run_once_a_second_or_more(
     watched = watch(page, growing[1])
     watched.open("/layers?run=live", ".js-plotly-plot")
     began = time.monotonic()
-    page.wait_for_timeout(6_000)
+    page.wait_for_timeout(4_000)
     assert sum(at > began for at in sent) >= time.monotonic() - began
     watched.check()
 

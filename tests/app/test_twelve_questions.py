@@ -174,16 +174,29 @@ def ask_all(visit: Visit) -> None:
     visit.watched.check()
 
 
-@pytest.mark.timeout(900)
-def test_on_the_demo(new_page: Callable[..., Any], watch: Any, demo: Path, demo_address: str) -> None:
-    ask_all(Visit(watch(new_page(), demo_address), open_run(demo)))
+@pytest.fixture
+def runs(demo: Path, growing: tuple[Path, str]) -> Path:
+    """Return the folder of a server that shows the demo run, the same for all tests."""
+    shutil.copytree(demo, growing[0] / "demo")
+    return growing[0]
+
+
+@pytest.fixture
+def watched(new_page: Callable[..., Any], watch: Any, growing: tuple[Path, str]) -> Any:
+    return watch(new_page(), growing[1])
 
 
 @pytest.mark.timeout(900)
-def test_on_a_recorded_run(new_page: Callable[..., Any], watch: Any, demo_address: str) -> None:
+def test_on_the_demo(watched: Any, runs: Path) -> None:
+    ask_all(Visit(watched, open_run(runs / "demo")))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("runs")
+def test_on_a_recorded_run(watched: Any) -> None:
     """Whose model is not here: what its weights alone would tell is said to be missing."""
     recorded = open_run(Path(str(resources.files("twell.data"))) / "recorded" / "h200-8x2048-text")
-    ask_all(Visit(watch(new_page(), demo_address), recorded, has_model=False))
+    ask_all(Visit(watched, recorded, has_model=False))
 
 
 CAPTURE = f"""
@@ -248,10 +261,6 @@ def resting(capture: subprocess.Popen[bytes], run: Path) -> Iterator[None]:
 
 
 @pytest.mark.timeout(1200)
-def test_on_a_run_that_is_being_recorded(
-    new_page: Callable[..., Any], watch: Any, demo: Path, growing: tuple[Path, str], tmp_path: Path
-) -> None:
-    runs, address = growing
-    shutil.copytree(demo, runs / "demo")
+def test_on_a_run_that_is_being_recorded(watched: Any, runs: Path, tmp_path: Path) -> None:
     with recording(runs, tmp_path) as run:
-        ask_all(Visit(watch(new_page(), address), run))
+        ask_all(Visit(watched, run))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from support import synthetic_probes
 
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import COMPLETE, Manifest
 from twell.workbench.run.schema import FLAG_FIRST, FLAG_NOT_FINITE, FLAG_SPECIAL, nnz_columns
 from twell.workbench.run.store import Run, open_run
@@ -282,3 +283,10 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("Expected one folder: python tests/analysis/made.py FOLDER")
     main(sys.argv[1])
+
+
+def bundled(folder: Path) -> Path:
+    """Make a run, `tiny`, that says it is of the bundled model; return its folder."""
+    run = make(folder / "tiny", layers=8, d_ff=768, sequences=10)
+    manifests.update(run.path, model={**run.manifest.model, "name": "demo-model", "d_model": 256, "weights": None})
+    return folder

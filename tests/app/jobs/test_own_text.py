@@ -14,22 +14,14 @@ from twell.analysis.neurons.at_token import neurons_at
 from twell.app.jobs.own_text import LONGEST
 from twell.app.jobs.runner import JobRunner, model_of
 from twell.workbench.errors import UserError
-from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
 WHILE_READING = 120_000  # ms: a process with torch starts, on a busy machine
 
 
-def bundled(made: ModuleType, folder: Path) -> Path:
-    """A folder with a run that says it is of the bundled model."""
-    run = made.make(folder / "tiny", layers=8, d_ff=768, sequences=10)
-    manifests.update(run.path, model={**run.manifest.model, "name": "demo-model", "d_model": 256, "weights": None})
-    return folder
-
-
 def test_the_model_is_at_hand_only_if_it_is_the_same(made: ModuleType, made_run: Run, tmp_path: Path) -> None:
     assert model_of(made_run) is None
-    run = open_run(bundled(made, tmp_path) / "tiny")
+    run = open_run(made.bundled(tmp_path) / "tiny")
     model = model_of(run)
     assert model is not None
     assert model[0].endswith("demo-model")
@@ -64,7 +56,7 @@ def test_own_text_is_read_and_saved_only_when_asked(
     new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, made: ModuleType
 ) -> None:
     folder, address = growing
-    bundled(made, folder)
+    made.bundled(folder)
     watched = watch(new_page(), address)
     page = watched.page
     watched.open("/text?run=tiny&neuron=L3/N42", ".tw-passage")
@@ -105,7 +97,7 @@ def test_own_text_is_read_and_saved_only_when_asked(
 
 
 def test_a_link_to_a_text_that_is_gone_says_so(show: Callable[..., Any], made: ModuleType, tmp_path: Path) -> None:
-    test = show(bundled(made, tmp_path), "text", run="tiny", own="0123456789abcdef")
+    test = show(made.bundled(tmp_path), "text", run="tiny", own="0123456789abcdef")
     assert not test.exception
     assert "this one is gone" in test.warning[0].value.replace("\\", "")
     assert "Sequence 0" in "\n".join(str(element.proto.body) for element in test.get("html"))

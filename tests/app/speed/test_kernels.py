@@ -26,7 +26,6 @@ from twell.app.speed.bench_view import total_speedups
 from twell.app.speed.compression_view import fastest_kernels, time_map
 from twell.workbench.bench.options import BenchOptions
 from twell.workbench.bench.table import Sheet
-from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
 Show = Callable[..., AppTest]
@@ -132,18 +131,11 @@ def test_what_is_asked_of_twell_bench_is_what_it_takes(made_run: Run) -> None:
     assert not CASE.search("layer 0 on text")
 
 
-def bundled(made: ModuleType, folder: Path) -> Path:
-    """A folder with a run that says it is of the bundled model."""
-    run = made.make(folder / "tiny", layers=8, d_ff=768, sequences=10)
-    manifests.update(run.path, model={**run.manifest.model, "name": "demo-model", "d_model": 256})
-    return folder
-
-
 def test_a_measurement_begins_appears_as_it_goes_and_ends_well(
     new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, made: ModuleType
 ) -> None:
     folder, address = growing
-    bundled(made, folder)
+    made.bundled(folder)
     watched = watch(new_page(), address)
     page = watched.page
     watched.open("/kernels?run=tiny", ".js-plotly-plot")
@@ -163,7 +155,7 @@ def test_a_measurement_begins_appears_as_it_goes_and_ends_well(
 
 
 def test_a_measurement_that_is_stopped_keeps_what_it_has(made: ModuleType, tmp_path: Path) -> None:
-    run = open_run(bundled(made, tmp_path) / "tiny")
+    run = open_run(made.bundled(tmp_path) / "tiny")
     runner = JobRunner()
     arguments = ["bench", "--shape", "64,128", "--inputs", "even", "--nnz", ",".join(map(str, range(2, 60)))]
     job = runner.start("a measurement", run.path, "tiny", [*arguments, "--no-compile"], cases=58)
