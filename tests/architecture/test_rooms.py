@@ -34,7 +34,7 @@ LEVELS: dict[str, list[set[str]]] = {
     ],
     "workbench": [
         {"errors", "option_fields", "options"},
-        {"doctor", "power", "run", "models"},
+        {"devices", "doctor", "power", "run", "models"},
         {"text"},
         {"capturing", "training"},
         {"watching", "worker"},

@@ -1,4 +1,4 @@
-"""Wait for a page of the dashboard, whose content policy lets nothing on it evaluate text.
+"""Watch a page of the dashboard, and wait for it; its content policy lets nothing on it evaluate text.
 
 Playwright's `wait_for_function` evaluates in the page, which the policy refuses; `evaluate` comes from the debugger.
 """
