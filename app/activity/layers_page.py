@@ -12,7 +12,7 @@ from twell.app.activity.layer_data import BY_LAYER, SURPRISAL, by_surprisal, dis
 from twell.app.ui import widgets
 from twell.app.ui.formatting import percent, plural, rare
 from twell.app.ui.query import Query, fetch, query
-from twell.app.ui.questions import Question, draw_question
+from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
 
@@ -110,5 +110,4 @@ with widgets.show_errors():
 with widgets.show_errors():
     draw_surprisal(current_run())
 with widgets.show_errors():
-    for question in QUESTIONS:
-        draw_question(current_run(), question)
+    draw_questions(current_run(), QUESTIONS)

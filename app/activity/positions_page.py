@@ -10,7 +10,7 @@ from twell.app.activity.position_data import FITS, POSITION_BINS, by_position
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural, whole
 from twell.app.ui.query import Query, query
-from twell.app.ui.questions import Question, draw_question
+from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
 
@@ -90,5 +90,4 @@ def draw_page(run: Run) -> None:
 widgets.title("How does activity change along a sequence?")
 with widgets.show_errors():
     draw_page(current_run())
-    for question in QUESTIONS:
-        draw_question(current_run(), question)
+    draw_questions(current_run(), QUESTIONS)

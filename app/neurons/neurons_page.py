@@ -28,7 +28,7 @@ from twell.app.neurons.neuron_data import (
 from twell.app.ui import widgets
 from twell.app.ui.formatting import decimals, plural, rare, visible, whole
 from twell.app.ui.query import Query, QueryResult, fetch, query
-from twell.app.ui.questions import Question, draw_question
+from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run, one_of, open_page, run_name, sync_url, url_param
 from twell.workbench.run.store import Run
 
@@ -210,7 +210,7 @@ def draw_page(run: Run) -> None:
     kind, layer, find = choices(run)
     with widgets.show_errors():
         draw_list(run, kind, layer, find)
-    draw_question(run, TOGETHER)
+    draw_questions(run, [TOGETHER])
 
 
 widgets.title("How often does each neuron fire?")

@@ -23,7 +23,7 @@ from twell.app.tokens.token_tables import RANKS, draw_token_table, draw_word_tab
 from twell.app.ui import widgets
 from twell.app.ui.formatting import matching, percent, plural, whole
 from twell.app.ui.query import QueryResult, fetch, query
-from twell.app.ui.questions import Question, draw_question
+from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run, sync_url, url_param, whole_number
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -240,8 +240,7 @@ def draw_page(run: Run) -> None:
     else:
         draw_tokens(run, min_count, search, rank)
     if view != "words":
-        for question in QUESTIONS:
-            draw_question(run, question)
+        draw_questions(run, QUESTIONS)
 
 
 widgets.title("Which tokens fire the most neurons?")

@@ -1,13 +1,14 @@
 """A question on a page: a table of the API, its figure, and one paragraph that says what it means.
 
-The figure is that of the exported notebook (`analysis.plots`), dressed for both themes. A run that lacks what a
-question needs says so in a line. A question that reads every token's row is asked at once of short runs, and of others
-when its button is chosen.
+The figure is that of the exported notebook (`analysis.plots`), dressed for both themes. Questions that the run cannot
+answer have no heading: one line under all of them names them, and what each lacks. A question that reads every token's
+row is asked at once of short runs, and of others when its button is chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import html
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -49,30 +50,52 @@ class Question:
     several: str = ""
 
 
+def draw_questions(run: Run, questions: Sequence[Question]) -> None:
+    """Draw each question's figure and what it means, and one line that names those which this run cannot answer."""
+    lacking: dict[str, list[str]] = {}  # titles, by what the run lacks
+    for question in questions:
+        try:
+            draw_question(run, question)
+        except Missing as reason:
+            lacking.setdefault(str(reason), []).append(question.title)
+    if lacking:
+        widgets.note(html.escape(left_out(run, lacking)))
+
+
+def left_out(run: Run, lacking: dict[str, list[str]]) -> str:
+    """Return why figures are left out: a visitor of a summary-only run cannot mend it, of others the reason says how.
+
+    lacking: the figures' titles, by what the run lacks
+    """
+    if run.manifest.summary_only:
+        titles = [title for several in lacking.values() for title in several]
+        return f"Left out, as they need the activity of single tokens, which this run does not keep: {_listed(titles)}."
+    return " ".join(f"Left out: {_listed(titles)}. {reason}" for reason, titles in lacking.items())
+
+
+def _listed(titles: Sequence[str]) -> str:
+    return "; ".join(title[0].lower() + title[1:] for title in titles)
+
+
 def draw_question(run: Run, question: Question) -> None:
-    """Draw a question's figure and what it means, or in one line why this run cannot answer it."""
+    """Draw a question's figure and what it means; where this run cannot answer it, raise Missing with nothing drawn."""
     key = question.title.lower().replace(" ", "-")
     heading = st.container()
     counts = run.manifest.tokens * run.layers * (LONG // MANY if question.reads_firings else 1)
-    slow = question.reads_rows or (question.reads_firings and run.has("fired"))
-    if slow and counts > LONG and not st.session_state.get(f"asked-{key}"):
+    can_read = not run.manifest.summary_only if question.reads_rows else question.reads_firings and run.has("fired")
+    if can_read and counts > LONG and not st.session_state.get(f"asked-{key}"):
         with heading:
             widgets.heading(question.title, question.meaning)
         label = f"Read {plural(run.manifest.tokens, 'token')} for it"
         st.button(label, key=f"ask-{key}", on_click=_ask, args=(f"asked-{key}",))
         return
     result = query(run, question.query)
-    try:
-        with widgets.scanning(run):
-            table = result.frame
-        if question.several and table[question.several].nunique() < 2:
-            return
-        if table.empty:
-            raise Missing("There is nothing of the kind in this run.")
-    except Missing as reason:
-        with heading:
-            widgets.heading(question.title, str(reason))
+    with widgets.scanning(run):
+        table = result.frame
+    if question.several and table[question.several].nunique() < 2:
         return
+    if table.empty:
+        raise Missing("There is nothing of the kind in this run.")
     with heading:
         widgets.heading(question.title, question.meaning, result)
     widgets.draw(built_once(dressed_plot, question.plot, table), key, question.title, wide=True)

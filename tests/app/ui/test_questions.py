@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 import pytest
+from support.page_elements import markup
 
 from twell.analysis import across_layers, by_source, first_positions, reuse, tile_audit, token_identity
 from twell.analysis.figures import plots
@@ -75,3 +76,20 @@ def test_maps_of_many_layers_say_what_their_shades_are(sampled: Run) -> None:
             shares = [float(text.split()[0]) / 100 for text in heat.colorbar.ticktext]
             np.testing.assert_allclose(np.square(heat.colorbar.tickvals), shares, rtol=1e-6)
             assert heat.zmin < heat.colorbar.tickvals[0] and heat.colorbar.tickvals[-1] < heat.zmax
+
+
+def test_figures_without_data_are_named_in_one_line(show, runs) -> None:
+    """No heading stands over nothing, and a visitor of a run that keeps sums alone is not told to mend it."""
+    line = "Left out, as they need the activity of single tokens, which this run does not keep: "
+    for page, title in (
+        ("layers", "layers that are busy on the same tokens"),
+        ("neurons", "neurons that fire together"),
+    ):
+        shown = markup(show(runs, page, run="summary"))
+        assert shown.count(line) == 1 and title in shown and title.capitalize() not in shown
+        assert "holds no" not in shown
+    shown = markup(show(runs, "positions", run="oracle"))
+    assert (
+        "Left out: firings in common with earlier tokens; what a cache of neurons would serve. oracle holds no" in shown
+    )
+    assert "Left out" not in markup(show(runs, "neurons", run="made"))
