@@ -54,6 +54,26 @@ def forward_layout(n: int, d_ff: int) -> Layout:
     return Layout(regions.offsets + ((rows,) if n > rows else ()), (), regions.nbytes)
 
 
+def lists(n: int, d_ff: int, values: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Return the regions of a backward pass that say which tokens a group of neurons has, and where its values lie.
+
+    values: how many there may be
+    """
+    blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
+    return {
+        "rank_of": (torch.int16, (d_ff,)),
+        "neuron_at": (torch.int16, (d_ff,)),
+        "union_ranks": (torch.int16, (blocks, panels * PANEL)),
+        "marks": (torch.int32, (panels, blocks * 4)),
+        "before": (torch.int32, (panels, blocks * 4)),
+        "tokens": (torch.int32, (panels, blocks * BLOCK)),
+        "token_counts": (torch.int32, (panels,)),
+        "places": (torch.int32, (values,)),
+        "tasks": (torch.int32, (blocks * panels, 2)),
+        "task_count": (torch.int32, (1,)),
+    }
+
+
 def takes(n: int, d_ff: int) -> bool:
     """Return whether the arena's values have numbers of 32 bits, even if there are as many as there can be."""
     blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
@@ -87,16 +107,7 @@ def _layout(n: int, d_model: int, d_ff: int, values: int, room: float, passes: i
     groups = _each(panels, (arena - before_groups) // of_group, even=True)
     rows = _each(blocks, (arena - before_blocks) // of_block, even=False)
     regions = gpu.Regions.laid_out(
-        rank_of=(torch.int16, (d_ff,)),
-        neuron_at=(torch.int16, (d_ff,)),
-        union_ranks=(torch.int16, (blocks, panels * PANEL)),
-        marks=(torch.int32, (panels, blocks * 4)),
-        before=(torch.int32, (panels, blocks * 4)),
-        tokens=(torch.int32, (panels, blocks * BLOCK)),
-        token_counts=(torch.int32, (panels,)),
-        places=(torch.int32, (values,)),
-        tasks=(torch.int32, (blocks * panels, 2)),
-        task_count=(torch.int32, (1,)),
+        **lists(n, d_ff, values),
         panel_starts=(torch.int32, (blocks + 1,)),
         chunk_starts=(torch.int32, (panels,)),
         fits=(torch.int32, (1,)),

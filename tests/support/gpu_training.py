@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -14,6 +15,13 @@ from twell.kernels.backends import hopper_backward, reference_backward
 from twell.kernels.backends.reference_backward import Weights
 from twell.kernels.training import Trained, train_gated_ffn
 
+ON_HOPPER = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU here"
+    ),
+]
+SHAPES = [(1, 256, 512), (131, 136, 1032), (300, 264, 520), (1025, 512, 1024), (2049, 512, 2048), (4097, 1024, 2816)]
 NAMES = ("x", "w_gate", "w_up", "w_down")
 COEFFICIENT = 0.7
 FITS = 12  # where `fits` is among the offsets of a compact pass

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.gpu_training import NAMES, dense, errors, exact, made, ours
+from support.gpu_training import NAMES, ON_HOPPER, SHAPES, dense, errors, exact, made, ours
 from torch import Tensor
 
 from twell.kernels import whole_calls
 from twell.kernels.training import choose, train_gated_ffn
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU here"
-    ),
-]
-SHAPES = [(1, 256, 512), (131, 136, 1032), (300, 264, 520), (1025, 512, 1024), (2049, 512, 2048), (4097, 1024, 2816)]
+pytestmark = ON_HOPPER
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["traced ops", "whole calls"])

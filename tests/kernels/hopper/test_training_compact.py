@@ -8,7 +8,19 @@ from typing import Any
 import pytest
 import torch
 from support.gpu_checks import poison
-from support.gpu_training import COEFFICIENT, NAMES, dense, direction, errors, exact, made, ours, what_fits
+from support.gpu_training import (
+    COEFFICIENT,
+    NAMES,
+    ON_HOPPER,
+    SHAPES,
+    dense,
+    direction,
+    errors,
+    exact,
+    made,
+    ours,
+    what_fits,
+)
 from torch import Tensor
 
 from twell.kernels import whole_calls
@@ -16,13 +28,7 @@ from twell.kernels.backends import hopper_compact
 from twell.kernels.benchmark.synthetic import synthetic_ffn
 from twell.kernels.training import train_gated_ffn, train_plain_ffn
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU here"
-    ),
-]
-SHAPES = [(1, 256, 512), (131, 136, 1032), (300, 264, 520), (1025, 512, 1024), (2049, 512, 2048), (4097, 1024, 2816)]
+pytestmark = ON_HOPPER
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["traced ops", "whole calls"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.gpu_checks import poison
-from support.gpu_training import COEFFICIENT, direction, errors, made
+from support.gpu_training import COEFFICIENT, ON_HOPPER, direction, errors, made
 from torch import Tensor
 
 from twell.kernels import whole_calls
@@ -14,12 +14,7 @@ from twell.kernels.backends.reference_backward import Weights
 from twell.kernels.benchmark.training import dense_forward
 from twell.kernels.training import Trained, choose, train_gated_ffn, train_plain_ffn
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU here"
-    ),
-]
+pytestmark = ON_HOPPER
 KINDS = [(False, "relu"), (True, "relu2"), (False, "relu2")]
 SHAPES = [(1, 256, 512), (131, 136, 1032), (1025, 512, 1024), (9000, 256, 1032)]  # the last one: more than 64 blocks
 

@@ -7,19 +7,14 @@ from typing import Any
 import pytest
 import torch
 from support.gpu_checks import poison
-from support.gpu_training import NAMES, made, ours
+from support.gpu_training import NAMES, ON_HOPPER, made, ours
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from twell.kernels import training, whole_calls
 from twell.kernels.training import Trained, train_gated_ffn
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU here"
-    ),
-]
+pytestmark = ON_HOPPER
 SHAPES = [(1, 256, 512), (131, 136, 1032), (1025, 512, 1024), (4097, 1024, 2816)]
 
 

@@ -201,4 +201,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
+// The product dy w_down^T as the kernel reads it: that of a forward pass whose up weights are the down weights.
+inline Ffn product_of_dh(const Backward& b) {
+  Ffn f{};
+  f.rows = b.rows, f.d_model = b.d_model, f.d_ff = b.d_ff, f.blocks = b.blocks, f.panels = b.panels;
+  f.x = b.dy, f.w_up = b.w_down;
+  f.order = b.kept.order, f.unions = b.kept.unions, f.union_sizes = b.kept.union_sizes;
+  f.tasks = b.tasks, f.row_sums = b.task_count - f.rows;  // `up` reads their number from there
+  return f;
+}
+
 }  // namespace twell::hopper
