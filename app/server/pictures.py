@@ -1,4 +1,4 @@
-"""The script behind "Picture" under each figure: save it, or copy it together with the page's address.
+"""The script behind "Picture" beside each figure's heading: save it, or copy it together with the page's address.
 
 A picture is what the browser shows, on the page's background, with a foot that says what it is: the figure's title and
 caption, the run, and the address that leads back. A PNG holds title and address as metadata, too (iTXt chunks `Title`
@@ -33,12 +33,23 @@ const ACTIONS = {
   },
 };
 
-/* The figure above a menu, its title and caption, and the address of what is shown. */
+addEventListener("pointerdown", (event) => close((menu) => !menu.contains(event.target)));
+addEventListener("keydown", (event) => { if (event.key === "Escape") close(() => true); });
+
+function close(which) {
+  for (const menu of document.querySelectorAll(".tw-picture[open]")) if (which(menu)) menu.open = false;
+}
+
+/* The figure of a menu: below it where the menu stands beside a heading, else above it; its title and caption, and the
+   address of what is shown. */
 function about(menu) {
-  let plot = null, head = null;
+  const beside = menu.closest(".stHorizontalBlock")?.querySelector(".tw-figure");
+  let plot = null, head = beside || null;
   for (const one of document.querySelectorAll(".js-plotly-plot, .tw-figure")) {
-    if (!(menu.compareDocumentPosition(one) & Node.DOCUMENT_POSITION_PRECEDING)) break;
-    if (one.matches(".tw-figure")) head = one; else plot = one;
+    const before = menu.compareDocumentPosition(one) & Node.DOCUMENT_POSITION_PRECEDING;
+    if (beside && !before && one.matches(".js-plotly-plot")) { plot = one; break; }
+    if (!beside && !before) break;
+    if (!beside) { if (one.matches(".tw-figure")) head = one; else plot = one; }
   }
   const address = new URL(location.href), words = (name) => head?.querySelector(name)?.textContent.trim() || "";
   if (!address.searchParams.has("run")) address.searchParams.set("run", menu.dataset.run);

@@ -141,11 +141,22 @@ a.tw-mini:is(:hover, :focus-visible) i { opacity: 1; }
 .tw-figure { margin: .4rem 0 0; }
 .tw-figure h2 { font-size: 1.05rem; font-weight: 600; margin: 0; padding: 0; line-height: 1.35; }
 .stPlotlyChart { margin-top: -.6rem; }
-.stElementContainer:has(.tw-picture) { margin-top: -1.1rem; }
-.tw-picture { display: flex; flex-wrap: wrap; justify-content: flex-end; text-align: right; font-size: .83rem; }
-.tw-picture summary { cursor: pointer; color: var(--tw-link); }
+.stElementContainer:has(> .stEmpty) { display: none; }
+.tw-picture { position: relative; font-size: .875rem; padding: .55rem 0; }
+.tw-picture summary { cursor: pointer; list-style: none; display: flex; align-items: center; gap: .5rem;
+  white-space: nowrap; justify-content: flex-end; }
+.tw-picture summary::-webkit-details-marker { display: none; }
+.tw-picture summary::after { content: ""; width: .38rem; height: .38rem; margin-top: -.2rem; transform: rotate(45deg);
+  border: solid currentColor; border-width: 0 1.5px 1.5px 0; }
+.tw-picture summary:hover { color: var(--tw-link); }
+.tw-picture > div { position: absolute; right: 0; top: 100%; z-index: 80; display: grid; width: 15rem; padding: .5rem;
+  border: 1px solid rgba(139,149,161,.45); border-radius: 6px; background: light-dark(#ffffff, #1a2027);
+  box-shadow: 0 4px 12px rgba(0,0,0,.16); }
+.stApp .stHorizontalBlock:has(> * .tw-picture[open]) { overflow: visible; }
+.stApp :has(> .tw-picture), .stApp .stElementContainer:has(.tw-picture) { overflow: visible; flex-shrink: 0; }
+.stApp [data-testid="stLayoutWrapper"]:has(.tw-picture[open]) { position: relative; z-index: 80; }
 .tw-picture button { font: inherit; color: inherit; background: none; border: 1px solid rgba(139,149,161,.45);
-  border-radius: 4px; padding: .15rem .6rem; margin: .2rem 0 .2rem .4rem; cursor: pointer; }
+  border-radius: 4px; padding: .25rem .6rem; margin: .15rem 0; cursor: pointer; text-align: left; }
 .tw-picture button:is(:hover, :focus-visible) { border-color: #2f7ed8; }
 .tw-picture output { display: block; opacity: .8; }
 .stPlotlyChart :is([class*="tick"], .cbaxis, .cbtitle) text, .stPlotlyChart [class*="title"] {
@@ -178,6 +189,7 @@ a.tw-mini:is(:hover, :focus-visible) i { opacity: 1; }
   [class*="st-key-wide-"] > .stElementContainer { min-width: 46rem; }
   .stHorizontalBlock:has(> .stElementContainer .tw-figure) { flex-wrap: wrap; row-gap: 0; }
   .stHorizontalBlock > .stElementContainer:has(.tw-figure) { flex-basis: 100%; }
+  .tw-picture > div { right: auto; left: -7rem; }
   .stHtml .tw-numbers, .stHtml .tw-numbers:has(> :nth-child(4):last-child) { grid-template-columns: 1fr 1fr; }
   .st-key-cards [data-testid="stColumn"] { min-width: 100%; }
   [data-testid="stButtonGroup"] > div { flex-wrap: wrap; }

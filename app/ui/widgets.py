@@ -6,6 +6,7 @@ import html
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
 LINKS = "links"  # the trace of points that lie on a heat map's cells
+_beside_heading: ContextVar[Any] = ContextVar("beside_heading", default=None)  # free for the menu of the next figure
 
 
 def title(question: str) -> None:
@@ -47,14 +49,19 @@ def heading(name: str, caption: str = "", result: QueryResult | None = None, key
     with st.container(horizontal=True, wrap=False, vertical_alignment="bottom", gap="small"):
         line = f'<p class="tw-note">{html.escape(typeset(caption))}</p>' if caption else ""
         st.html(f'<div class="tw-figure"><h2>{html.escape(name)}</h2>{line}</div>', width="stretch")
-        if result is None:
-            return
-        with st.popover("Data", type="tertiary", key=f"{key}-data", on_change=sync_url) as popover:
-            if popover.open:
-                st.dataframe(result.frame, hide_index=True, height=280, width=640)
-                save_buttons(result.frame, f"{result.run.name}-{key}", key)
-        with st.popover("Code", type="tertiary", key=f"{key}-code"):
-            st.code(result.code, "python")
+        if result is not None:
+            _data_and_code(result, key)
+        _beside_heading.set(st.empty())
+
+
+def _data_and_code(result: QueryResult, key: str) -> None:
+    """Draw the buttons Data and Code of a table. key: what their keys begin with"""
+    with st.popover("Data", type="tertiary", key=f"{key}-data", on_change=sync_url) as popover:
+        if popover.open:
+            st.dataframe(result.frame, hide_index=True, height=280, width=640)
+            save_buttons(result.frame, f"{result.run.name}-{key}", key)
+    with st.popover("Code", type="tertiary", key=f"{key}-code"):
+        st.code(result.code, "python")
 
 
 def save_buttons(table: pd.DataFrame | Callable[[], pd.DataFrame], file: str, key: str) -> None:
@@ -105,7 +112,7 @@ def as_csv(frame: pd.DataFrame) -> bytes:
 
 
 def draw(figure: go.Figure, key: str, alt: str, wide: bool = False, **options: Any) -> Any:
-    """Draw a figure, and under it the menu that saves and copies its picture.
+    """Draw a figure, and the menu that saves and copies its picture: beside its heading, or else under the figure.
 
     Args:
         figure: the figure.
@@ -119,7 +126,9 @@ def draw(figure: go.Figure, key: str, alt: str, wide: bool = False, **options: A
     """
     with st.container(key=f"wide-{key}") if wide else nullcontext():
         event = st.plotly_chart(figure, key=key, config=CONFIG, alt=alt, **options)
-    st.html(picture_menu(run_name()))
+    beside = _beside_heading.get()
+    (beside or st).html(picture_menu(run_name()), width="content" if beside else "stretch")
+    _beside_heading.set(None)
     return event
 
 
@@ -127,10 +136,10 @@ def picture_menu(run: str) -> str:
     """Return the menu of a figure of this run, as HTML; the script of
     `server/pictures.py` does what its buttons say."""
     return (
-        f'<details class="tw-picture" data-run="{html.escape(run, quote=True)}"><summary>Picture</summary>'
+        f'<details class="tw-picture" data-run="{html.escape(run, quote=True)}"><summary>Picture</summary><div>'
         '<button data-do="copy">Copy picture and address</button><button data-do="link">Copy address</button>'
         '<button data-do="png">Save PNG</button><button data-do="svg">Save SVG</button>'
-        '<output aria-live="polite"></output></details>'
+        '<output aria-live="polite"></output></div></details>'
     )
 
 
