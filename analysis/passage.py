@@ -56,7 +56,7 @@ class Scale:
     @property
     def short(self) -> str:
         """Return the heading of a column of the values."""
-        return "nnz" if self.unit == "neurons" else self.unit or "value"
+        return self.unit or "value"
 
     def share(self, values: np.ndarray) -> np.ndarray:
         """Return values scaled to 0 (low and below) to 1 (high and above); NaN stays NaN."""
@@ -88,7 +88,7 @@ def scale(run: Run, shade: str) -> Scale:
     counted = counted[counted["layer"] == layer]
     up_to = np.cumsum(counted["tokens"].to_numpy(float))
     low, high = (float(counted["nnz"].to_numpy()[np.searchsorted(up_to, share * up_to[-1])]) for share in (0.01, 0.99))
-    return Scale("nnz, sum of all layers" if layer < 0 else f"nnz in layer {layer}", "neurons", low, high)
+    return Scale("neurons over all layers" if layer < 0 else f"nnz in layer {layer}", "neurons", low, high)
 
 
 def can_lend(run: Run, to: Run) -> bool:

@@ -60,9 +60,9 @@ def density_map(frame: pd.DataFrame) -> go.Figure:
     table = frame.pivot(index="layer", columns="low", values="share")
     counts = frame.pivot(index="layer", columns="low", values="neurons")
     highs = frame.drop_duplicates("low").set_index("low")["high"]
-    names = ["never" if low == 0 else f"{density_label(low)}–{density_label(highs[low])}" for low in table.columns]
-    labels = ["never" if low == 0 else density_label(low) for low in table.columns]
-    step = 1 if max(map(len, labels)) <= 8 else 2  # between bins that the axis names, from "never" on
+    names = ["dead" if low == 0 else f"{density_label(low)}–{density_label(highs[low])}" for low in table.columns]
+    labels = ["dead" if low == 0 else density_label(low) for low in table.columns]
+    step = 1 if max(map(len, labels)) <= 8 else 2  # between bins that the axis names, from "dead" on
     layers = [int(layer) for layer in table.index]
     labelled = len(layers) <= 20  # with more layers the cells have no room for text
     share = table.to_numpy(float)

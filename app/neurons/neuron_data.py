@@ -13,28 +13,33 @@ from twell.analysis.figures.neurons import density_bins, density_map
 from twell.analysis.memo import built_once
 from twell.analysis.neurons.logit_lens import promoted
 from twell.analysis.neurons.top_tokens import top_tokens, weight_norms
-from twell.app.ui.formatting import visible
+from twell.analysis.tokens.text_around import sides
+from twell.app.ui.formatting import running, visible
 from twell.app.ui.query import Query, query
 from twell.app.ui.widgets import with_links
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 NAMES = ["layer", "neuron"]
+SELECTIVE, FEW = 0.01, 8  # density up to which a neuron is selective, and the firings that it must have
 KINDS = {
+    "selective": "Selective and strong",
     "hot": "Most frequent",
     "strong": "Strongest",
     "one": "One token only",
     "rare": "Rarest",
-    "dead": "Never fired",
+    "dead": "Dead",
 }
 NOTES = {
+    "selective": f"They fire on at most {100 * SELECTIVE:.0f} % of tokens, {FEW} or more; largest value first.",
     "hot": "Highest density first.",
     "strong": "Largest value first.",
     "one": "These neurons fired more than once, always on the same token of the vocabulary.",
-    "rare": "Lowest density first, without neurons that never fired.",
-    "dead": "These neurons did not fire on any token counted here.",
+    "rare": "Lowest density first, without dead neurons.",
+    "dead": "Dead neurons never fired on this text.",
 }
 MAX_ROWS = 1000  # of a list that go to the browser
+SNIPPETS, AROUND = 100, 6  # rows of a list with text around the largest value, and tokens of it on either side
 PRODUCTS = 4e9  # multiplications that the tokens which a list's neurons write may take, some 0.3 s
 
 
@@ -62,6 +67,9 @@ def neuron_list(run: Run, layer: int | None, kind: str, find: str = "", most: in
         rows = frame[~fired]
     elif kind == "one":
         rows = frame[frame["one_token"] & (frame["fires"] > 1)].sort_values("fires", ascending=False, kind="stable")
+    elif kind == "selective":
+        rows = frame[(frame["fires"] >= FEW) & (frame["density"] <= SELECTIVE)]
+        rows = rows.sort_values("value_max", ascending=False, kind="stable")
     elif kind == "strong":
         rows = frame[fired].sort_values("value_max", ascending=False, kind="stable")
     else:
@@ -86,6 +94,23 @@ def with_tokens(frame: pd.DataFrame, run: Run) -> pd.DataFrame:
     rows = rows.merge(frame[NAMES], on=NAMES)
     texts = rows["text"].map(visible).groupby([rows["layer"], rows["neuron"]]).agg("  ".join).rename("fires_on")
     return _keeping(frame, frame.merge(texts.reset_index(), on=NAMES, how="left").fillna({"fires_on": ""}))
+
+
+def with_snippets(frame: pd.DataFrame, run: Run) -> pd.DataFrame:
+    """Return rows of `neuron_list` with one column more: in_text, the text around the neuron's largest value with its
+    token in ‹ ›, for the first SNIPPETS rows. The column is left out where the run keeps no examples or no tokens."""
+    try:
+        rows = run.frame("examples", [*NAMES, "kind", "value", "sequence", "position"])
+        rows = rows[rows["kind"] == "top"].merge(frame[NAMES].head(SNIPPETS), on=NAMES)
+        rows = rows.sort_values("value", ascending=False, kind="stable").drop_duplicates(NAMES)
+        texts = sides(run, rows, AROUND) if len(rows) else []
+    except Missing:
+        return frame
+    if not texts:
+        return frame
+    lines = [f"{running(before)} ‹{visible(token)}› {running(after)}" for before, token, after in texts]
+    joined = frame.merge(rows[NAMES].assign(in_text=lines), on=NAMES, how="left")
+    return _keeping(frame, joined.fillna({"in_text": ""}))
 
 
 def with_written(frame: pd.DataFrame, run: Run, folder: str) -> pd.DataFrame:
@@ -125,7 +150,7 @@ def one_neuron(run: Run, layer: int, neuron: int) -> dict[str, object]:
 
 
 DENSITIES = Query(density_bins)
-LIST = Query(neuron_list, {"layer": None, "kind": "hot"})
+LIST = Query(neuron_list, {"layer": None, "kind": "selective"})
 DEFAULT_QUERIES = (DENSITIES, LIST)
 
 

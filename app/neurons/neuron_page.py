@@ -44,10 +44,10 @@ def draw_numbers(run: Run, row: dict[str, object]) -> None:
         else (
             "Density",
             f"<{SPACE}{rare(3 / tokens)}",
-            f"never fired in {out_of} (95{SPACE}% bound)",
+            f"dead: never fired on this text, {out_of} (95{SPACE}% bound)",
         )
     )
-    never = "it never fired"
+    never = "it is dead: it never fired on this text"
     values = (
         density,
         (
@@ -85,8 +85,8 @@ def draw_rank(run: Run, row: dict[str, object]) -> None:
     densities = result.frame["density"].to_numpy()
     dead = int((densities == 0).sum())
     caption = (
-        f"The density of every neuron of layer {layer}, highest first; axes logarithmic. {whole(dead)} never fired and "
-        "are not drawn."
+        f"The density of every neuron of layer {layer}, highest first; axes logarithmic. {whole(dead)} are dead "
+        "(never fired on this text) and are not drawn."
     )
     widgets.heading("Rank in its layer", caption, result)
     figure = rank_curve(densities, int(str(row["rank"])), float(str(row["density"])), str(row["label"]))
@@ -105,7 +105,11 @@ def draw_values(run: Run, row: dict[str, object]) -> None:
         return
     if not known(run) or not int(str(row["fires"])):
         widgets.heading(title)
-        raise missing(run) if not known(run) else Missing("The neuron never fired in this run, so it has no values.")
+        raise (
+            missing(run)
+            if not known(run)
+            else Missing("The neuron is dead: it never fired on this text, so it has no values.")
+        )
     result = query(run, sampled, layer=layer, neuron=neuron)
     values = result.frame
     if values.attrs["source"] == "fired":

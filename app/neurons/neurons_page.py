@@ -22,6 +22,7 @@ from twell.app.neurons.neuron_data import (
     densities,
     first_rows,
     with_norms,
+    with_snippets,
     with_tokens,
     with_written,
 )
@@ -32,8 +33,8 @@ from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run, one_of, open_page, run_name, sync_url, url_param
 from twell.workbench.run.store import Run
 
-# Columns of the list after the neuron's name; neurons that never fired have none of them.
-COLUMNS_IF_FIRED = ("density", "fires", "value_max", "fires_on", "writes", "token_text", "value_mean", "first_sequence")
+# Columns of the list after the neuron's name; dead neurons have none of the first.
+COLUMNS_IF_FIRED = ("density", "fires", "value_max", "fires_on", "in_text", "writes", "token_text", "first_sequence")
 COLUMNS_IF_DEAD = ("why", "largest", "below", "gate_norm", "down_norm")
 
 TOGETHER = Question(
@@ -55,8 +56,8 @@ def draw_densities(run: Run) -> None:
         "How often they fire, by layer",
         f"Each row: what share of a layer's {whole(run.d_ff)} neurons fires how often. Density: the share of tokens "
         "that fire a neuron. "
-        f"Never: not on any of {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, so the "
-        f"density is below {rare(3 / max(tokens, 1))} (95 %). Shades go by the square root. "
+        f"Dead: never fired on this text, {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, "
+        f"so the density is below {rare(3 / max(tokens, 1))} (95 %). Shades go by the square root. "
         "Choose a cell to list its layer's neurons.",
         result,
         key="density-by-layer",
@@ -98,31 +99,34 @@ def choices(run: Run) -> tuple[str, int | None, str]:
     return kind, None if layer == names[0] else int(layer[1:]), find
 
 
-def list_result(run: Run, kind: str, layer: int | None, find: str, **more: Any) -> QueryResult:
-    """Return the list of neurons of a kind (see `neuron_list`), with the tokens they fire on and write; of those that
-    never fired, the lengths of their weights. Without the model's weights, or examples, columns are left out."""
-    chosen = LIST.where(layer=layer, kind=kind, **more)
+def list_result(run: Run, kind: str, layer: int | None, find: str) -> QueryResult:
+    """Return the list of neurons of a kind (see `neuron_list`), with the tokens they fire on and write; of dead ones,
+    all of them, the lengths of their weights. Without the model's weights, or examples, columns are left out."""
+    chosen = LIST.where(layer=layer, kind=kind, **({"most": None} if kind == "dead" else {}))
     result = query(run, chosen.where(find=find) if find else chosen)
     model = model_of(run)
     folder = model[0] if model is not None and Path(model[0]).is_dir() else ""
     if kind == "dead":
         return result.then(with_norms, run, folder) if folder else result
-    result = result.then(with_tokens, run)
+    result = result.then(with_tokens, run).then(with_snippets, run)
     return result.then(with_written, run, folder) if folder else result
 
 
 def kinds_of_dead(frame: pd.DataFrame) -> str:
-    """Return a sentence, after a space, on why the listed neurons never fired, as far as their weights tell."""
-    if "gone" not in frame or frame.empty:
-        return " Why cannot be told without the model's weights, which are not on this machine."
-    gone = int(frame["gone"].sum())
-    them = "those listed" if len(frame) < frame.attrs["count"] else "them"
+    """Return a sentence, with a space after it, on why the neurons are dead, as far as their weights tell.
+
+    frame: all of them
+    """
+    if frame.empty:
+        return ""
+    if "gone" not in frame:
+        return "Why they are dead cannot be told without the model's weights, which are not on this machine. "
+    gone, kept = int(frame["gone"].sum()), int((~frame["gone"]).sum())
     lost = (
-        f" Why: of {them}, {'all ' * (gone == len(frame))}{whole(gone)} have lost their weights, as the rows that they "
-        "read and write with are under a quarter as long as those of neurons that fire"
+        f"{'All ' * (not kept)}{whole(gone)} of them have lost their weights: the rows they read and write with are "
+        "under a quarter as long as those of neurons that fire"
     )
-    kept = len(frame) - gone
-    return f"{lost}; {whole(kept)} have them still, so another text may fire them." if kept else f"{lost}."
+    return f"{lost}; {whole(kept)} have them still, so another text may fire them. " if kept else f"{lost}. "
 
 
 def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
@@ -137,17 +141,18 @@ def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
     result = list_result(run, kind, layer, find)
     near = near_values(run) if kind == "dead" and not result.frame.empty else ""
     if near:  # the nearest of all of them, wherever they stand in the list
-        result = list_result(run, kind, layer, find, most=None).then(with_nearest, near)
+        result = result.then(with_nearest, near)
     frame = result.frame
     count = frame.attrs["count"]
     scope = "in all layers" if layer is None else f"in layer {layer}"
     limit = f" ({'nearest' if near else 'first'} {whole(MAX_ROWS)} shown)" if count > MAX_ROWS else ""
-    why = kinds_of_dead(frame) + (nearness(frame, run) if near else "") if kind == "dead" else ""
-    if near:
+    why, distance = "", ""
+    if kind == "dead":
+        why, distance = kinds_of_dead(frame), nearness(frame, run) if near else ""
         result = result.then(first_rows)
         frame = result.frame
-    caption = f"{plural(count, 'neuron')} {scope}{limit}. {NOTES[kind]}{why} Choose a row to open the neuron's page."
-    widgets.heading(KINDS[kind], caption, result)
+    caption = f"{why}{plural(count, 'neuron')} {scope}{limit}. {NOTES[kind]}{distance} Choose a row to open its page."
+    widgets.heading("Dead neurons" if kind == "dead" else KINDS[kind], caption, result)
     if frame.empty:
         none = "Every neuron fired at least once." if kind == "dead" and not find else "There are no such neurons here."
         st.info(none)
@@ -157,6 +162,8 @@ def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
     rows = frame.assign(token_text=texts, density=100 * frame["density"])
     if not any(texts):
         rows = rows.drop(columns="token_text")
+    if rows["first_sequence"].nunique() < 2:  # most fire in the first sequence
+        rows = rows.drop(columns="first_sequence")
     row = widgets.chosen_row(
         rows,
         f"neuron-table-{kind}-{layer}",
@@ -189,6 +196,7 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
         "value_max": column.NumberColumn("largest value", format=decimals(frame["value_max"])),
         "token_text": column.TextColumn("one token", help="the token that fires it, if it is the only one"),
         "fires_on": column.TextColumn("fires most on", width="medium", help="tokens at its largest values in the run"),
+        "in_text": column.TextColumn("where its value is largest", width="large", help="the token is in ‹ ›"),
         "writes": column.TextColumn("writes", width="medium", help="tokens that it makes likelier, by its weights"),
         "why": column.TextColumn("why"),
         "largest": column.NumberColumn("largest pre-activation", format="%.4f", help="it fires above 0"),

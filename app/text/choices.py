@@ -64,7 +64,7 @@ class Choice:
 def shade_name(shade: str) -> str:
     """Return a shade's name in the list of shades."""
     if shade == passage.ALL:
-        return "nnz, all layers"
+        return "neurons over all layers"
     return "surprisal" if shade == passage.SURPRISAL else f"nnz, layer {shade[1:]}"
 
 
@@ -91,7 +91,7 @@ def chosen(
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         shades = [shade for shade in passage.shades(run) if shade in passage.shades(shown)]
         param = url_param("shade", passage.ALL, one_of(shades))
-        shade = st.selectbox("Shade by", shades, format_func=shade_name, width=190, **param)
+        shade = st.selectbox("Shade by", shades, format_func=shade_name, width=210, **param)
         neuron = _neuron_field(run) if known(shown) or can_ask else ""
         shade = neuron_name(neuron, run) or shade
         scale_run, lender = _chosen_scale(run)

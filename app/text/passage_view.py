@@ -20,6 +20,7 @@ from twell.workbench.run.schema import DECODE, FLAG_FIRST, FLAG_NOT_FINITE, FLAG
 MIN_OPACITY, MAX_OPACITY = 0.02, 0.72  # of the ends of the scale
 BAR_LENGTH = 16  # strokes in a full bar
 BARS = ["━" * (halves // 2) + "╸" * (halves % 2) for halves in range(2 * BAR_LENGTH + 1)]
+UNMARKED = "Point at a token for its nnz in each layer,\nits percentile and its surprisal."
 REASONS = {FLAG_SPECIAL: "special", FLAG_FIRST: "first in sequence", FLAG_NOT_FINITE: "not finite"}  # by flag
 
 
@@ -60,7 +61,8 @@ def tooltip(row: dict[str, Any], name: str, neuron_line: str, percentile: float,
     lines = [
         f"{visible(name)}   id {row['token_id']}",
         f"position {row['position']}" + (", generated" if row["phase"] == DECODE else ""),
-        f"nnz {whole(row['nnz'])}, percentile {percentile:.0f}",
+        f"{whole(row['nnz'])} neurons over all layers",
+        f"percentile {percentile:.0f} of the run's tokens",
         f"surprisal {number(row['surprisal'])}, loss {number(row['loss'])} nats",
     ]
     lines += [neuron_line] if neuron_line else []
@@ -85,7 +87,7 @@ def passage_html(
 ) -> str:
     """Return the passage as HTML, with a pane beside it for the tooltips.
 
-    While no token is pointed at, the pane shows the marked token, or else the one with the strongest shade.
+    While no token is pointed at, the pane shows the marked token, or else what it is for.
 
     Args:
         rows: the rows of `passage` that are drawn, n tokens.
@@ -99,15 +101,14 @@ def passage_html(
         marked: the position of a token to mark, or None.
         parameters: query parameters with which each token links to itself in the passage; None: it links to its page.
     """
-    spans, default_tooltip = [], ""
-    strongest = int(np.nanargmax(shares)) if np.isfinite(shares).any() else 0
+    spans, default_tooltip = [], UNMARKED
     for index, row in enumerate(rows.to_dict("records")):
         text = tooltip(row, names[index], neuron_lines[index], float(percentiles[index]), full_bars)
         is_marked = marked is not None and row["position"] == marked
-        if is_marked or (marked is None and index == strongest) or not default_tooltip:
+        if is_marked:
             default_tooltip = text
         spans.append(_token(row, texts[index], text, float(shares[index]), is_marked, run, parameters))
-    height = 1.2 * (len(full_bars) + 6 + any(neuron_lines))  # of the pane, in rem; fixed, so that nothing moves
+    height = 1.2 * (len(full_bars) + 7 + any(neuron_lines))  # of the pane, in rem; fixed, so that nothing moves
     return (
         f'<div class="tw-text" style="--pane: {height:.1f}rem">'
         f'<div class="tw-passage" tabindex="0">{"".join(spans)}</div>'

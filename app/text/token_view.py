@@ -126,9 +126,7 @@ def neurons_html(
     """
     writes = writes or {}
     kinds = "tw-neuron names" + (" writing" if writes else "")
-    lines = [
-        f'<div class="tw-neurons scroll"><div class="tw-row"><div class="{kinds}"><span>neuron</span><span></span>'
-    ]
+    lines = [f'<div class="tw-neurons"><div class="tw-row"><div class="{kinds}"><span>neuron</span><span></span>']
     lines.append("<span>of its largest value</span><span>value</span><span>density</span>")
     lines.append(f"{'<span>writes</span>' if writes else ''}</div></div>")
     layer = None
@@ -158,7 +156,7 @@ def _cells(row: object) -> str:
     if not np.isnan(share):
         text = percent(min(share, 1.0)) if share <= 1.005 else f"{number(share, 2)}{SPACE}× as large"
     width = 0.0 if np.isnan(share) else 100 * min(float(share), 1)
-    often = "–" if np.isnan(density) else percent(float(density)) if density else "never"
+    often = "–" if np.isnan(density) else percent(float(density)) if density else "dead"
     return (
         f'<span class="name">{getattr(row, "label")}</span><i><b style="width:{width:.0f}%"></b></i>'  # noqa: B009
         f'<span>{html.escape(text)}</span><span class="number">{number(float(getattr(row, "value")))}</span>'  # noqa: B009

@@ -47,7 +47,7 @@ def definition(run: Run) -> None:
             "density": "of a neuron: the share of tokens that fire it.",
             "loss": "of a token: how badly the model predicted it, −log of the probability that it gave it, in nats.",
             "z": "how many standard deviations a token's nnz lies from the layer's mean, averaged over the layers.",
-            "dead": "did not fire on any token counted here. It may still fire on other text: its density is below "
+            "dead": "of a neuron: it never fired on this text. It may still fire on other text: its density is below "
             f"3 / tokens with 95{SPACE}% confidence if tokens are independent.",
             "not counted": "special tokens, the first token of each sequence, and tokens with a non-finite value. "
             "First tokens appear only where the first position is shown separately.",

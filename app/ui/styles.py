@@ -125,7 +125,6 @@ a.tw-chip:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
 a.tw-change:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
 
 /* the neurons of a token */
-.tw-neurons.scroll { max-height: 46vh; overflow-y: auto; }
 .tw-row { display: flex; gap: .7rem; border-bottom: 1px solid rgba(139,149,161,.22); }
 .tw-row > .tw-neuron { flex: 1; border-bottom: none; min-width: 0; }
 .tw-shade { color: var(--tw-link) !important; text-decoration: none !important; font-size: .83rem; align-self: center;

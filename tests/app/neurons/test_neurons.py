@@ -39,6 +39,10 @@ def test_every_neuron_is_in_one_bin_of_its_layer(made_run: Run) -> None:
 
 def test_lists_hold_their_kind_foremost_first(made_run: Run) -> None:
     every = by_neuron(made_run)
+    selective = neuron_list(made_run, None, "selective", most=None)
+    chosen = every[(every["density"] <= 0.01) & (every["fires"] >= 8)]
+    assert set(selective["label"]) == set(chosen["label"]) and len(chosen) > 1
+    assert selective["value_max"].is_monotonic_decreasing
     hot = neuron_list(made_run, None, "hot")
     assert hot.attrs["count"] == (every["fires"] > 0).sum()
     assert hot["density"].iloc[0] == every["density"].max()
@@ -77,11 +81,11 @@ def test_every_neuron_has_the_tokens_at_its_largest_values(show: Show, runs: Pat
     kept = examples(made_run, 1, 3)
     own = table[(table["layer"] == 1) & (table["neuron"] == 3)]
     assert own["text"].tolist() == list(dict.fromkeys(kept.loc[kept["kind"] == "top", "token"]))[:4]
-    listed = show(runs, "neurons", run="made").dataframe[0].value
+    listed = show(runs, "neurons", run="made", kind="hot").dataframe[0].value
     row = listed[listed["label"] == "L1/N3"].iloc[0]
     assert row["fires_on"] == "  ".join(map(visible, own["text"]))
     wanted = own["text"].iloc[0]
-    on_page = show(runs, "neurons", run="made", find=wanted).dataframe[0].value
+    on_page = show(runs, "neurons", run="made", kind="hot", find=wanted).dataframe[0].value
     assert "L1/N3" in set(on_page["label"])
     assert on_page["fires_on"].str.lower().str.contains(visible(wanted).lower(), regex=False).all()
 

@@ -256,7 +256,8 @@ def test_a_short_run_is_shaded_by_the_scale_of_a_longer_one(show: Show, lending:
         assert np.allclose(drawn, expected, atol=0.006, equal_nan=True)
     counted = np.concatenate([passage(long, n).query("flags == 0")["nnz"].to_numpy() for n in range(60)])
     nnz = int(passage(short, 1)["nnz"].iloc[3])
-    assert f"nnz {whole(nnz)}, percentile {100 * np.mean(counted <= nnz):.0f}" in markup(lent)
+    percentile = f"percentile {100 * np.mean(counted <= nnz):.0f}"
+    assert f"{whole(nnz)} neurons over all layers\n{percentile} of the run" in markup(lent)
     assert all("scale=long" in place for place in re.findall(r'href="(text[^"]*)"', markup(lent)))
 
 

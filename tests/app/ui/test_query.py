@@ -73,11 +73,11 @@ PAGES: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
         {"run": "benched"},
         ("firings-in-common-with-earlier-tokens", "what-a-cache-of-neurons-would-serve"),
     ),
-    ("neurons", {}, ("density-by-layer", "most-frequent")),
+    ("neurons", {}, ("density-by-layer", "selective-and-strong")),
     ("neurons", {"kind": "rare", "layer": "L2"}, ("density-by-layer", "rarest")),
     ("neurons", {"kind": "strong"}, ("density-by-layer", "strongest")),
     ("neurons", {"run": "benched", "kind": "one"}, ("density-by-layer", "one-token-only")),
-    ("neurons", {"kind": "dead"}, ("density-by-layer", "never-fired")),
+    ("neurons", {"kind": "dead"}, ("density-by-layer", "dead-neurons")),
     (
         "neuron",
         {"neuron": "L1/N3"},
