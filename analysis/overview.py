@@ -15,7 +15,7 @@ from twell.analysis.activity.positions import by_position
 from twell.analysis.activity.surprisal import surprisal_correlation
 from twell.analysis.memo import memo_scope
 from twell.analysis.speed.ffn_speedup import caveats, ffn_speedup, layer_names
-from twell.analysis.speed.speedup import speedup, speedup_correlation
+from twell.analysis.speed.speedup import model_speedup, speedup, speedup_correlation
 from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.by_token import by_token
 from twell.workbench.errors import Missing
@@ -31,8 +31,9 @@ def overview(run: Run) -> dict[str, Any]:
     over that of all later ones), first_tokens; loudest, quietest (dicts: token_id, text, z, z_se, count) among tokens
     that occur 20 times; spearman (nnz and the next token's loss, median over layers), spearman_tokens; speedup, with
     speedup_low, speedup_high, speedup_turns (as `ffn_speedup` has them; None where the reference ran), speedup_layers
-    (those timed, in words), speedup_caveats (sentences), speedup_repeats, kernel, comparable; pearson (nnz
-    and speedup over layers), pearson_layers; missing (dict: what is None, and why).
+    (those timed, in words), speedup_caveats (sentences), speedup_repeats, kernel, comparable; pass_speedup, with
+    pass_low, pass_high (the whole forward pass, NaN under three batches); pearson (nnz and speedup over layers),
+    pearson_layers; missing (dict: what is None, and why).
     """
     manifest = run.manifest
     numbers: dict[str, Any] = {
@@ -114,6 +115,13 @@ def _speedup(run: Run) -> dict[str, Any]:
     return {"speedup": total["speedup"]} | numbers | words
 
 
+def _pass(run: Run) -> dict[str, Any]:
+    """Return the speedup of the whole forward pass with its interval."""
+    timing = model_speedup(run)
+    _refuse_incomparable(timing)
+    return {"pass_speedup": timing["mean"], "pass_low": timing["mean_low"], "pass_high": timing["mean_high"]}
+
+
 def _timed(run: Run) -> dict[str, Any]:
     """Return how the FFNs were timed: number of batches, kernel, and whether the times can be compared."""
     rows = speedup(run)
@@ -146,5 +154,6 @@ QUESTIONS: dict[tuple[str, ...], Callable[[Run], dict[str, Any]]] = {
     ("spearman", "spearman_tokens"): _surprisal,
     ("speedup", *(f"speedup_{name}" for name in ("low", "high", "turns", "layers", "caveats"))): _speedup,
     ("speedup_repeats", "kernel", "comparable"): _timed,
+    ("pass_speedup", "pass_low", "pass_high"): _pass,
     ("pearson", "pearson_layers"): _pearson,
 }

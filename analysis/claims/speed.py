@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.claims.claim import (
@@ -29,34 +28,16 @@ from twell.analysis.claims.claim import (
 )
 from twell.analysis.speed.contribution import gain_correlations, layer_gains
 from twell.analysis.speed.ffn_speedup import conditions
-from twell.analysis.speed.speedup import WHOLE, model_speedup, of_one_size, pairs, speedup
-from twell.analysis.statistics import t_half
+from twell.analysis.speed.speedup import LEAST_BATCHES, WHOLE, geometric, model_speedup, pairs, speedup
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 STRONG = -0.9  # Pearson correlation at or below which speed "follows" nnz
 NOT_SPARSE = 0.95  # sparsity below which a layer counts as "not sparse"
-LEAST_LAYERS, LEAST_BATCHES = 2, 3  # that are not sparse; timed, for an interval
+LEAST_LAYERS = 2  # that are not sparse
 ENERGY = 0.118  # of a token's energy that is saved, at least
 CLOSE = 0.05  # how far apart two speedups are the same
 LARGEST = 0.30  # gain of the second report
-
-
-def geometric(ratios: NDArray) -> tuple[float, float, float]:
-    """Return the geometric mean of ratios of batches, and its 95 % interval by Student's t; NaN under three batches."""
-    logs = np.log(ratios)
-    half = (
-        float(t_half(len(logs) - 1)) * logs.std(ddof=1) / np.sqrt(len(logs)) if len(logs) >= LEAST_BATCHES else np.nan
-    )
-    return tuple(float(each) for each in np.exp([logs.mean(), logs.mean() - half, logs.mean() + half]))  # type: ignore[return-value]
-
-
-def _model_ratios(run: Run) -> NDArray:
-    """Return dense over sparse times of the whole model, of each batch that ran both."""
-    rows = of_one_size(run)
-    rows = rows[rows["op"].isin(WHOLE)]
-    times = rows.pivot_table(index="batch", columns="op", values="microseconds", aggfunc="mean").dropna()
-    return (times["model_dense"] / times["model_sparse"]).to_numpy()
 
 
 def _of_size(run: Run, least: float, words: str) -> dict[str, float]:
@@ -67,7 +48,7 @@ def _of_size(run: Run, least: float, words: str) -> dict[str, float]:
     parameters = run.manifest.model.get("parameters") or 0
     if parameters < least:
         raise Missing(
-            f"The claim is of models of {words}; this one has {parameters:,}, and runs {timing['speedup']:.2f} times "
+            f"The claim is of models of {words}; this one has {parameters:,}, and runs {timing['mean']:.2f} times "
             "as "
             f"fast as dense on {run.manifest.device}."
         )
@@ -77,10 +58,10 @@ def _of_size(run: Run, least: float, words: str) -> dict[str, float]:
 def faster(run: Run) -> Answer:
     """Check that the whole forward pass runs at least 1.17 times as fast as dense."""
     timing = _of_size(run, LARGE, "0.5 B parameters and more")
-    ratio, low, high = geometric(_model_ratios(run))
+    ratio, low, high = timing["mean"], timing["mean_low"], timing["mean_high"]
     if np.isnan(low):
         raise Missing(
-            f"{int(timing['repeats'])} batches were timed whole, {timing['speedup']:.2f} times as fast: an interval "
+            f"{int(timing['repeats'])} batches were timed whole, {timing['mean']:.2f} times as fast: an interval "
             "takes 3."
         )
     unexplained = _unexplained(run, timing)
@@ -104,13 +85,13 @@ def _unexplained(run: Run, timing: dict[str, float]) -> str:
 
 def up_to_thirty(run: Run) -> Answer:
     """Check that the whole forward pass of a model of 1.5 B parameters runs at least 1.3 times as fast as dense."""
-    _of_size(run, BILLION, "1.5 B parameters")
-    ratio, low, high = geometric(_model_ratios(run))
+    timing = _of_size(run, BILLION, "1.5 B parameters")
+    ratio, low, high = timing["mean"], timing["mean_low"], timing["mean_high"]
     if np.isnan(low):
         raise Missing(f"It runs {ratio:.2f} times as fast: an interval takes {LEAST_BATCHES} batches.")
     return Answer(
         f"the whole forward pass runs {ratio:.2f} times as fast, on {run.manifest.device}",
-        f"geometric mean of {len(_model_ratios(run))} batches; {conditions(run, WHOLE[1])}",
+        f"geometric mean of {int(timing['repeats'])} batches; {conditions(run, WHOLE[1])}",
         HOLDS if high >= 1 + LARGEST else IN_PART if low > 1 else REVERSED if high < 1 else FAILS,
         "the interval reaches 1.3 times dense; above 1: in part; below 1: reversed",
         between(low, high),

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, LARGE, REVERSED, Answer, Claim, between
-from twell.analysis.claims.speed import LEAST_BATCHES, geometric
+from twell.analysis.speed.speedup import LEAST_BATCHES, geometric
 from twell.analysis.statistics import t_half
 from twell.analysis.training import training_phases, training_steps
 from twell.workbench.errors import Missing

@@ -228,8 +228,8 @@ def speedup_by_nnz(run: Run) -> Figure:
 
 
 def speedup_potential(run: Run) -> Figure:
-    """Draw the way from the dense pass through the sparse one to its ceiling, a step a layer. Page Kernels."""
-    return _potential.waterfall(layer_potential(run))
+    """Draw what each layer could still gain and what its sparse FFN has saved, a bar a layer. Page Kernels."""
+    return _potential.gains(layer_potential(run))
 
 
 def live_calls(run: Run) -> Figure:

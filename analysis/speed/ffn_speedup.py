@@ -3,8 +3,9 @@
     ffn_speedup(run)   the one number under the words "FFN speedup", on every page, in exports and on the command line
     conditions(run)    the rows and the device that it holds for
 
-Turn t of a layer is the t-th batch in which it ran both dense and sparse. The interval is that of the mean log ratio
-over turns of all layers together: turns that differ, because the machine was busy or the text changed, widen it.
+Turn t of a layer is the t-th batch in which it ran both dense and sparse. A turn's ratio is that of the sums over
+layers; the number is the ratios' geometric mean, and the interval is that of the same mean: turns that differ, because
+the machine was busy or the text changed, widen it. Under two turns it is the ratio of the summed medians.
 Cost: that of `speedup`.
 """
 
@@ -26,7 +27,7 @@ UNSTEADY_CLOCK = 0.1  # of the GPU's clock, between the least and the greatest o
 
 @memoized
 def ffn_speedup(run: Run) -> dict[str, Any]:
-    """Return the sum of dense times over the sum of sparse ones, over the layers that were timed. Keys:
+    """Return dense time over sparse time of all layers that were timed together, mean over turns. Keys:
 
     speedup; low, high (95 %, over turns; NaN under two turns); turns (that every such layer had); layers (their
     numbers); all_layers; calls (sparse calls timed); tells (whether the interval leaves 1 out); busy (a clause, "" if
@@ -38,9 +39,9 @@ def ffn_speedup(run: Run) -> dict[str, Any]:
     ratios = turn_ratios(run)
     low, high = interval(ratios)
     comparable = bool(frame.attrs["comparable"])
-    rows = timings(run)
+    rows, sums = timings(run), frame[["dense_us", "sparse_us"]].sum()
     return {
-        "speedup": float(frame["dense_us"].sum() / frame["sparse_us"].sum()),
+        "speedup": float(np.exp(np.log(ratios).mean()) if len(ratios) > 1 else sums["dense_us"] / sums["sparse_us"]),
         "low": low,
         "high": high,
         "turns": len(ratios),

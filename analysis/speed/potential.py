@@ -76,13 +76,20 @@ def _reasons(run: Run, frame: pd.DataFrame) -> list[str]:
     return reasons
 
 
-def worth_speeding_up(table: pd.DataFrame) -> str:
-    """Return a sentence that names the layer with most to gain, how much, and why (`layer_potential`)."""
+def most_to_gain(table: pd.DataFrame) -> str:
+    """Return a sentence that names the layer of `layer_potential` with most to gain, how much, and why."""
     first = table.loc[table["left_ms"].idxmax()]
+    return (
+        f"Layer {first['layer']:.0f} has most to gain: {first['left_ms']:.3g} ms, {100 * first['left_share']:.2g} % of "
+        f"the pass, because {first['reason']}."
+    )
+
+
+def worth_speeding_up(table: pd.DataFrame) -> str:
+    """Return `most_to_gain`, and what all layers together could gain."""
     left, attention = float(table["left_ms"].sum()), table.attrs["attention_ms"]
     sentence = (
-        f"Layer {first['layer']:.0f} has most to gain: {first['left_ms']:.3g} ms, {100 * first['left_share']:.2g} % of "
-        f"the pass, because {first['reason']}. All layers together could gain {left:.3g} ms "
+        f"{most_to_gain(table)} All layers together could gain {left:.3g} ms "
         f"({100 * left / table.attrs['sparse_ms']:.2g} %)"
     )
     more = f"; attention takes {attention:.3g} ms, more than all of it" if attention > left else ""

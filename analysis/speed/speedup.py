@@ -21,7 +21,15 @@ from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import layer_moments
 from twell.analysis.memo import memoized
-from twell.analysis.statistics import distinct, fisher_interval, grouped_median, mid_ranks, permutation_p, student_p
+from twell.analysis.statistics import (
+    distinct,
+    fisher_interval,
+    grouped_median,
+    mid_ranks,
+    permutation_p,
+    student_p,
+    t_half,
+)
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import PREFILL
@@ -30,6 +38,7 @@ from twell.workbench.run.uncounted import is_nowhere_finite, no_counted_token
 
 REFERENCE = "the reference kernel is an oracle, not a fast kernel: no speedup is claimed from it"
 EXACT_BELOW = 12
+LEAST_BATCHES = 3  # for an interval of a speedup
 WHOLE = ("model_dense", "model_sparse")
 
 
@@ -149,12 +158,21 @@ def over_batches(fewest: int, greatest: int | None = None) -> str:
     return f"one batch{suffix}" if fewest == 1 else f"median of {fewest} batches{suffix}"
 
 
+def geometric(ratios: NDArray) -> tuple[float, float, float]:
+    """Return the geometric mean of ratios of batches, and its 95 % interval by Student's t; NaN under three batches."""
+    logs, n = np.log(ratios), len(ratios)
+    half = float(t_half(n - 1)) * logs.std(ddof=1) / np.sqrt(n) if n >= LEAST_BATCHES else np.nan
+    mean, low, high = np.exp([logs.mean(), logs.mean() - half, logs.mean() + half])
+    return float(mean), float(low), float(high)
+
+
 @memoized
 def model_speedup(run: Run) -> dict[str, Any]:
     """Return the times of the whole forward pass, dense and sparse on the same batches. Keys:
 
-    dense_us, sparse_us (µs, medians); speedup, low, high (median, least and greatest over batches); energy (sparse over
-    dense, power times time, median; NaN where the device reports no power); energy_repeats (batches of that); repeats
+    dense_us, sparse_us (µs, medians); speedup, low, high (median, least and greatest over batches); mean, mean_low,
+    mean_high (`geometric`: the number that pages and claims name); energy (sparse over dense, power times time, median;
+    NaN where the device reports no power); energy_repeats (batches of that); repeats
     (batches); kernel; comparable; note. Raises Missing where it was not timed both ways.
     """
     rows = of_one_size(run)
@@ -174,6 +192,7 @@ def model_speedup(run: Run) -> dict[str, Any]:
         "speedup": float(np.median(ratio)),
         "low": float(ratio.min()),
         "high": float(ratio.max()),
+        **dict(zip(("mean", "mean_low", "mean_high"), geometric(ratio), strict=True)),
         "energy": float(np.median(energy)) if len(energy) else np.nan,
         "energy_repeats": len(energy),
         "repeats": len(ratio),

@@ -48,7 +48,9 @@ def introduction(run: Run, numbers: dict[str, Any]) -> str:
         return f"{text} {once}, in {numbers['speedup_layers']}, that ran {times(speedup)} as fast as dense{rest}."
     if speedup < 1:
         return f"{text} Here skipping them does not pay: that part of the model ran {times(speedup)} as fast as dense."
-    return f"{text} That made this part of the model {times(speedup)} as fast here as computing all of them."
+    whole_pass = numbers["pass_speedup"]
+    rest = f", and a whole pass {times(whole_pass)} as fast" if whole_pass is not None else ""
+    return f"{text} That made these parts, the feed-forward networks (FFN), {times(speedup)} as fast here{rest}."
 
 
 def draw_headline(run: Run) -> None:
@@ -100,6 +102,11 @@ def ffn_speedup_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
     )
     sentences = [f"Dense time / sparse time, {numbers['kernel']} kernel, {conditions(run)}"]
     sentences += [sentence.rstrip(".") for sentence in numbers["speedup_caveats"]]
+    if (whole_pass := numbers["pass_speedup"]) is not None:
+        sure = numbers["pass_low"] == numbers["pass_low"]
+        low, high = times(numbers["pass_low"]), times(numbers["pass_high"])
+        interval = f" ({low} to {high} with 95{SPACE}% confidence)" if sure else ", in too few batches for an interval"
+        sentences.append(f"The whole pass {times(whole_pass)}{interval}")
     return (f"{span}{numbers['speedup_layers']}", typeset(". ".join(sentences) + "."))
 
 

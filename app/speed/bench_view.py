@@ -47,7 +47,7 @@ def draw_bench(run: Run) -> None:
     if len(layers):
         with left:
             source = "Recorded activation patterns. " if (layers["input"] == "patterns").all() else ""
-            caption = f"{source}{total_speedups(layers)} {conditions}{repeats(layers)}."
+            caption = f"{source}{total_speedups(layers, run.layers)} {conditions}{repeats(layers)}."
             widgets.heading("Measured side by side", caption, layer_result)
             widgets.draw(built_once(time_by_layer, layers), "bench-layers", "Time of each FFN operation by layer")
     if has_curve:
@@ -60,11 +60,12 @@ def draw_bench(run: Run) -> None:
             )
 
 
-def total_speedups(layers: pd.DataFrame) -> str:
+def total_speedups(layers: pd.DataFrame, of: int) -> str:
     """Return a sentence with each operation's speedup over dense, summed over the layers that have both.
 
     Args:
         layers: rows of `ffn_times` about layers, in one setting.
+        of: how many layers the model has. Where fewer were timed, they are named.
     """
     speedups, layer_count = [], layers["layer"].nunique()
     for operation, rows in layers[layers["operation"] != "dense"].groupby("operation", sort=False):
@@ -73,7 +74,10 @@ def total_speedups(layers: pd.DataFrame) -> str:
         speedups.append(f"{operation} {times(dense_us / rows['us'].sum())}{subset}")
     if not speedups:
         return "Only dense was timed."
-    return f"Speedup over dense in {plural(layer_count, 'layer')} together: {', '.join(speedups)}."
+    named = ", ".join(f"L{layer}" for layer in sorted(layers["layer"].unique()))
+    where = f"all {plural(of, 'layer')}" if layer_count == of else f"{layer_count} of {plural(of, 'layer')} ({named})"
+    rows = whole(layers["rows"].iloc[0])
+    return f"Speedup over dense in twell bench, {where} together at {rows} rows a call: {', '.join(speedups)}."
 
 
 def repeats(frame: pd.DataFrame) -> str:

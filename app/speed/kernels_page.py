@@ -10,6 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.figures.speed.bench_rows import ffn_times
 from twell.analysis.figures.speed.kernels import audit_map, break_even, of_tile, time_split
 from twell.analysis.figures.speed.timings import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
 from twell.analysis.memo import built_once
@@ -104,10 +105,21 @@ def break_even_sentence(run: Run, frame: pd.DataFrame) -> str:
     if nnz > run.d_ff:
         return " A line through the layers' times puts sparse ahead at any nnz."
     is_within = frame["nnz_mean"].min() <= nnz <= frame["nnz_mean"].max()
+    if not is_within and faster_beyond(run, nnz):  # measured points say otherwise than the line
+        return ""
     return (
         f" A line through the layers' times puts the break-even at about {number(nnz, 2)} of {whole(run.d_ff)} "
         f"neurons, a sparsity of {percent(1 - nnz / run.d_ff)}{'' if is_within else ', outside the layers measured'}."
     )
+
+
+def faster_beyond(run: Run, nnz: float) -> bool:
+    """Return whether the run's bench measured its kernel faster than dense at an nnz of `nnz` or more."""
+    if not run.has("bench"):
+        return False
+    rows = fetch(run, ffn_times)
+    own = rows["sparse"] & rows["operation"].str.startswith(f"{run.manifest.kernel['name']} kernel")
+    return bool((own & (rows["nnz_mean"] >= nnz) & (rows["speedup"] > 1)).any())
 
 
 def draw_pass_time(run: Run) -> None:
@@ -176,10 +188,22 @@ def note_speedup(run: Run, total: dict[str, Any]) -> None:
     if not total["comparable"]:
         return
     span = f" ({times(total['low'])} to {times(total['high'])} with 95 % confidence)" if total["turns"] > 1 else ""
-    st.markdown(f"**FFN speedup {times(total['speedup'])}**{span}, {layer_names(total)}.")
+    st.markdown(f"**FFN speedup {times(total['speedup'])}**{span}, {layer_names(total)}{whole_pass(run)}.")
     widgets.note(html.escape(typeset(f"{total['kernel']} kernel, {conditions(run)}.")))
     for sentence in caveats(total):
         widgets.note(html.escape(sentence))
+
+
+def whole_pass(run: Run) -> str:
+    """Return a clause on the speedup of the whole forward pass, with its interval; empty where it was not timed."""
+    try:
+        timing = fetch(run, analysis.model_speedup)
+    except Missing:
+        return ""
+    sure = timing["mean_low"] == timing["mean_low"]
+    interval = f"{times(timing['mean_low'])} to {times(timing['mean_high'])} with 95 % confidence"
+    span = interval if sure else f"{plural(timing['repeats'], 'batch', 'es')}: too few for an interval"
+    return f"; the whole pass {times(timing['mean'])} ({span})"
 
 
 def batch_rows(run: Run, op: str) -> str:

@@ -1,4 +1,4 @@
-"""Which layer is worth speeding up: a waterfall from the dense pass through the sparse one to its ceiling."""
+"""Which layer is worth speeding up: what each could still gain, and what it has saved."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import suppress
 import streamlit as st
 
 from twell import analysis
-from twell.analysis.figures.speed.potential import waterfall
+from twell.analysis.figures.speed.potential import MOST, gains
 from twell.analysis.memo import built_once
 from twell.analysis.speed.potential import worth_speeding_up
 from twell.analysis.speed.speedup import sizes
 from twell.app.ui import widgets
-from twell.app.ui.formatting import plural
+from twell.app.ui.formatting import number, plural
 from twell.app.ui.query import fetch, query
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -27,7 +27,7 @@ def say_where_to_gain(run: Run) -> None:
 
 
 def draw_potential(run: Run) -> None:
-    """Draw the waterfall; nothing where the run cannot tell."""
+    """Draw the bar of each layer; nothing where the run cannot tell."""
     try:
         result = query(run, analysis.layer_potential)
         table = result.frame
@@ -35,12 +35,17 @@ def draw_potential(run: Run) -> None:
         return
     if not table.attrs["comparable"]:
         return
+    rows, whole = sizes(run)["ffn_sparse"], table.attrs["sparse_ms"]
+    unchanged = whole - float(table["left_ms"].sum())
+    lower = "Grey: what it saves over dense" + ("; red: lost to dense." if (table["saved_ms"] < 0).any() else ".")
+    shared = f" The last bar is the mean of {len(table) - MOST + 1} layers." if len(table) > MOST else ""
     caption = (
-        f"One pass over a batch of {plural(sizes(run)['ffn_sparse'], 'row')}, in milliseconds: dense, less what each "
-        "layer's sparse FFN saves, less what it could still save if all but its gate product, which nothing spares it, "
-        "were free (ceiling). Rest: what else differs between the two passes; red: slower."
+        "Blue: what a layer could still save if all of its sparse FFN but the gate product, which nothing spares it, "
+        f"were free; at the right in ms and of the sparse pass. {lower} What no layer's sparse FFN changes is left "
+        f"out: {number(unchanged)} of the {number(whole)} ms that a sparse pass over {plural(rows, 'row')} takes "
+        f"({number(table.attrs['dense_ms'])} dense).{shared}"
     )
     widgets.heading("Which layer is worth speeding up?", caption, result)
     widgets.draw(
-        built_once(waterfall, table), "potential", "Waterfall from the dense pass to the sparse pass and its ceiling"
+        built_once(gains, table), "potential", "What each layer could still gain and has saved, most to gain first"
     )

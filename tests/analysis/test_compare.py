@@ -12,7 +12,15 @@ import pytest
 from scipy import stats
 from support.questions import degrees
 
-from twell.analysis import by_layer, by_token, compare_layers, compare_positions, compare_runs, compare_tokens, speedup
+from twell.analysis import (
+    by_layer,
+    by_token,
+    compare_layers,
+    compare_positions,
+    compare_runs,
+    compare_tokens,
+    ffn_speedup,
+)
 from twell.analysis.compare import compare
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import CompareOptions
@@ -43,11 +51,11 @@ def test_compare_runs(run: Run, sparser: Run, other_text: Run) -> None:
     table = compare_runs([run, sparser, other_text])
     assert table["run"].tolist() == ["made", "sparser", "other"]
     for one, row in zip((run, sparser, other_text), table.itertuples(), strict=True):
-        layers, rows = by_layer(one), speedup(one)
+        layers = by_layer(one)
         assert row.loss == pytest.approx(one.frame("activity")["loss"].astype(float).mean())
         assert row.nnz_mean == pytest.approx(layers["mean"].mean())
         assert row.dead_share == pytest.approx(layers["dead_share"].mean())
-        assert row.ffn_speedup == pytest.approx(rows["dense_us"].sum() / rows["sparse_us"].sum())
+        assert row.ffn_speedup == ffn_speedup(one)["speedup"]
         assert np.isnan(row.model_speedup)
     loss, firing = table["loss"].to_numpy(), 1 - table["sparsity"].to_numpy()
     for i, best in enumerate(table["best"]):

@@ -1,16 +1,20 @@
-"""What each layer could still gain, on a run made to have it, and the steps of its waterfall."""
+"""What each layer could still gain, on a run made to have it, and the bars that show it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from streamlit.testing.v1 import AppTest
+from support.page_elements import markup
 
 from twell.analysis import layer_potential, speedup
-from twell.analysis.figures.speed.potential import steps, waterfall
+from twell.analysis.figures.speed.potential import MOST, bars, gains
 from twell.analysis.speed.potential import worth_speeding_up
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -50,17 +54,38 @@ def test_what_is_left_in_each_layer(timed: Run) -> None:
     assert text.endswith("attention takes 9 ms, more than all of it.")
 
 
-def test_the_waterfall_ends_at_the_ceiling(timed: Run) -> None:
+def test_the_layer_with_most_to_gain_stands_first(timed: Run) -> None:
     table = layer_potential(timed)
-    rows = steps(table)
-    names = [name for name, _, _ in rows]
-    assert names[0] == "dense" and names[-1] == "ceiling" and names.count("4 more") == 2
-    until = names.index("sparse")
-    assert sum(value for _, _, value in rows[:until]) == pytest.approx(6.0)
-    assert sum(value for _, _, value in rows) == pytest.approx(6.0 - table["left_ms"].sum())
-    assert len(waterfall(table).data[0].x) == len(rows)
+    rows, figure = bars(table), gains(table)
+    assert len(rows) == len(table) == 10 and rows["name"].iloc[0] == "L3"
+    assert (rows["left"].diff().dropna() <= 0).all()
+    left, saved = figure.data
+    assert list(left.x) == list(rows["left"]) and list(saved.x) == list(rows["saved"])
+    assert figure.layout.annotations[0].text == "<b>0.380 ms, 6.3\u202f%</b>"
+    assert figure.layout.yaxis.range[0] > figure.layout.yaxis.range[1], "the first on top"
+
+
+def test_of_many_layers_the_rest_share_a_bar_that_is_one_layer_long(timed: Run) -> None:
+    table = layer_potential(timed)
+    many = pd.concat([table, table.assign(layer=table["layer"] + 10, saved_ms=-1.0)], ignore_index=True)
+    many.attrs = table.attrs
+    rows, figure = bars(many), gains(many)
+    assert len(rows) == MOST and rows["name"].iloc[-1] == "9 more, each"
+    assert rows["left"].iloc[-1] <= rows["left"].iloc[-2]
+    assert rows["total"].sum() == pytest.approx(many["left_ms"].sum())
+    assert figure.layout.annotations[-1].text.endswith("in all")
+    assert [trace.name for trace in figure.data][-1] == "lost to dense" and min(figure.data[-1].x) == -1.0
 
 
 def test_without_the_gate_nothing_bounds_a_layer(made: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(Missing):
         layer_potential(made.make(tmp_path / "plain", sequences=10, parts=1))
+
+
+def test_the_whole_pass_stands_beside_the_ffn_speedup(show: Callable[..., AppTest], timed: Run) -> None:
+    kernels = show(timed.path.parent, "kernels", run="timed")
+    assert not kernels.exception
+    said = " ".join(element.value for element in kernels.markdown).replace("\u202f", " ")
+    assert "; the whole pass 1.67 × (2 batches: too few for an interval)." in said
+    overview = markup(show(timed.path.parent, run="timed")).replace("\u202f", " ")
+    assert "a whole pass 1.67 × as fast" in overview and "Layer 3 has most to gain" in overview
