@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from twell.analysis.figures.labels import percent, plot_label
-from twell.analysis.figures.style import BLUE, GREY, finish, layer_names, panel_title, whiskers
+from twell.analysis.figures.style import BLUE, GREY, finish, layer_names, log_ticks, panel_title, whiskers
 from twell.analysis.statistics import t_half
 
 ENDS = ("most active", "least active")
@@ -138,6 +138,36 @@ def class_dots(frame: pd.DataFrame) -> go.Figure:
     names = [f"{name} · {percent(share)}" for name, share in zip(frame["class"], frame["share"], strict=True)]
     figure.update_yaxes(tickvals=y, ticktext=names, range=[len(frame) - 0.4, -0.6], showgrid=False)
     figure.update_xaxes(title=Z_AXIS, range=readable_range(frame["low"], frame["z"], frame["high"]))
+    return figure
+
+
+def word_by_layer(frame: pd.DataFrame) -> go.Figure:
+    """Return a word's mean nnz in each layer, filled, beside that of all tokens, open.
+
+    frame: columns layer, nnz, run_nnz
+    """
+    figure = go.Figure()
+    for name, column, marker in (
+        ("all tokens", "run_nnz", {"size": 9, "symbol": "circle-open", "color": GREY}),
+        ("this word", "nnz", {"size": 8, "color": BLUE}),
+    ):
+        figure.add_scatter(
+            name=name,
+            x=frame["layer"],
+            y=frame[column],
+            mode="lines+markers",
+            line={"color": marker["color"], "width": 1.2},
+            marker=marker,
+            hovertemplate=f"layer %{{x:.0f}}: %{{y:.3g}} neurons, {name}<extra></extra>",
+        )
+    finish(figure, 250)
+    layers = [int(layer) for layer in frame["layer"]]
+    labelled = layers[:: max(1, math.ceil(len(layers) / 24))]
+    figure.update_xaxes(tickvals=labelled, ticktext=layer_names(labelled), showgrid=False)
+    values = pd.concat([frame["nnz"], frame["run_nnz"]])
+    values = values[values > 0]
+    ticks, texts = log_ticks(float(values.min()), float(values.max())) if len(values) else ([], [])
+    figure.update_yaxes(title="mean nnz", type="log", tickvals=ticks, ticktext=texts)
     return figure
 
 

@@ -36,14 +36,19 @@ def neurons_of(run: Run, token: int) -> pd.DataFrame:
     """
     if not run.has("examples"):
         raise missing(run)
-    examples = run.frame("examples", ["layer", "neuron", "kind", "value", "sequence", "position"])
     rows = run.frame("activity", ["sequence", "position", "token_id"])
-    rows = rows[rows["token_id"] == token]
+    return neurons_at(run, rows[rows["token_id"] == token])
+
+
+def neurons_at(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the neurons with an example at one of the positions in `rows`, all that there are of a token or a word;
+    columns as `neurons_of` has them. rows: columns sequence, position, token_id"""
+    examples = run.frame("examples", ["layer", "neuron", "kind", "value", "sequence", "position"])
     is_here = np.isin(_position_keys(examples), _position_keys(rows))
     examples = examples.assign(is_here=is_here)
     largest = examples[is_here].groupby(["layer", "neuron"])["value"].max()
     if largest.empty:
-        raise Missing("No neuron has an example at this token: it fires none strongly enough, or occurs too rarely.")
+        raise Missing("No neuron has an example here: it fires none strongly enough, or occurs too rarely.")
     examples = examples.set_index(["layer", "neuron"])
     examples = examples[examples.index.isin(largest.index)]
     neurons = largest.to_frame("value")
@@ -54,6 +59,7 @@ def neurons_of(run: Run, token: int) -> pd.DataFrame:
     all_neurons = analysis.by_neuron(run).set_index(["layer", "neuron"])
     neurons[["label", "density"]] = all_neurons.loc[neurons.index, ["label", "density"]]
     tokens = open_summaries(run).frame("neurons").set_index(["layer", "neuron"])[["token_min", "token_max"]]
+    token = rows["token_id"].iloc[0] if rows["token_id"].nunique() == 1 else None
     neurons["one_token"] = (tokens.loc[neurons.index] == token).all(axis=1)
     neurons["share"] = neurons["top_here"] / neurons["top_examples"].clip(lower=1)
     neurons = neurons.sort_values(["share", "sample_here", "value"], ascending=False, kind="stable").reset_index()
@@ -85,12 +91,12 @@ def neurons_html(frame: pd.DataFrame) -> str:
     return "".join([*lines, "</div>"])
 
 
-def neurons_caption(frame: pd.DataFrame) -> str:
-    """Return how many neurons `neurons_of` has, as two sentences."""
+def neurons_caption(frame: pd.DataFrame, noun: str = "token") -> str:
+    """Return how many neurons `neurons_of` has, as two sentences. noun: what they have an example at"""
     majority = int((frame["top_here"] * 2 > frame["top_examples"]).sum())
     limit = f" (first {SHOWN} shown)" if len(frame) > SHOWN else ""
     verb = "has" if majority == 1 else "have"
     return (
-        f"{plural(len(frame), 'neuron')} with an example at this token{limit}; {majority or 'none'} of them {verb} "
+        f"{plural(len(frame), 'neuron')} with an example at this {noun}{limit}; {majority or 'none'} of them {verb} "
         "more than half of their largest values here. Choose one to see all its examples."
     )

@@ -8,10 +8,12 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
-from twell.analysis.figures.tokens import MIN_COUNT
+from twell.analysis.figures.tokens import MIN_COUNT, word_by_layer
 from twell.analysis.tokens.text_search import around_word, places_of
 from twell.app.tokens.token_data import ALL_TOKENS
+from twell.app.tokens.token_neurons import neurons_caption, neurons_html
 from twell.app.tokens.token_rows import titled_row
+from twell.app.tokens.word_data import with_nnz, word_layers, word_neurons, word_tokens
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole
 from twell.app.ui.query import fetch, query
@@ -40,7 +42,37 @@ def draw_word(run: Run, word: str) -> None:
         )
     )
     with widgets.show_errors():
+        run.files("activity")  # raises Missing, with the reason
+        draw_tokens(run, word)
+        with st.container(key="pair"):
+            left, right = st.columns(2, gap="large")
+        with left, widgets.show_errors():
+            draw_layers(run, word)
+        with right, widgets.show_errors():
+            draw_neurons(run, word)
         draw_places(run, word)
+
+
+def draw_layers(run: Run, word: str) -> None:
+    """Draw the word's mean nnz in each layer, beside the run's."""
+    result = query(run, word_layers, word=word)
+    tokens = plural(int(result.frame["tokens"].iloc[0]), "token")
+    caption = f"Mean nnz of {tokens} of this word (filled) and of all tokens of the run (open); axis logarithmic."
+    widgets.heading("Over the layers", caption, result)
+    widgets.draw(word_by_layer(result.frame), "word-layers", "The word's mean nnz by layer, beside the run's")
+
+
+def draw_neurons(run: Run, word: str) -> None:
+    """Draw the neurons with examples at the word's tokens."""
+    title = "Neurons of this word"
+    try:
+        result = query(run, word_neurons, word=word)
+        frame = result.frame
+    except Missing:
+        widgets.heading(title)
+        raise
+    widgets.heading(title, neurons_caption(frame, "word"), result)
+    st.html(neurons_html(frame))
 
 
 def rank_of(frame: pd.DataFrame, row: pd.Series) -> tuple[str, str]:
@@ -65,40 +97,41 @@ def words_of(run: Run) -> pd.DataFrame:
 
 
 def draw_places(run: Run, word: str) -> None:
-    """Draw the tokens of the word's first place, and a link to each of its places."""
-    result = query(run, places_of, words=word, limit=PLACES, whole=True)
+    """Draw a link to each of the word's places, with the nnz there."""
+    result = query(run, places_of, words=word, limit=PLACES, whole=True).then(with_nnz, run, word)
     with widgets.scanning(run):
         frame = result.frame
     if frame.empty:
         return
-    draw_tokens(run, frame.iloc[0], word)
     count = f"The first {PLACES} places" if len(frame) == PLACES else plural(len(frame), "place")
-    widgets.heading("In the text", f"{count}. Choose one to see what it fires there.", result)
+    widgets.heading(
+        "In the text",
+        f"{count}. Choose a place for its passage and the neurons it fires there.",
+        result,
+    )
     around = [around_word(word, *text) for text in zip(frame["before"], frame["token"], frame["after"], strict=True)]
+    titles = {"where": "sequence:position", "before": "", "token": "", "after": "", "number": "nnz a layer"}
+    names = "".join(f'<span class="{kind}">{title}</span>' for kind, title in titles.items())
     lines = [
         f'<a class="tw-jump" href="{link("text", sequence=row.sequence, position=row.position)}">'
         f'<span class="where">{row.sequence}:{row.position}</span>'
         f'<span class="before"><span>{html.escape(running(before[-60:]))}</span></span>'
         f'<mark class="token">{html.escape(visible(token))}</mark>'
-        f'<span class="after">{html.escape(running(after[:60]))}</span><span class="number"></span></a>'
+        f'<span class="after">{html.escape(running(after[:60]))}</span>'
+        f'<span class="number">{number(row.nnz)}</span></a>'
         for row, (before, token, after) in zip(frame.itertuples(), around, strict=True)
     ]
-    st.html(f'<div class="tw-places">{"".join(lines)}</div>')
+    st.html(f'<div class="tw-places"><div class="tw-jump names">{names}</div>{"".join(lines)}</div>')
 
 
-def draw_tokens(run: Run, place: pd.Series, word: str) -> None:
+def draw_tokens(run: Run, word: str) -> None:
     """Draw links to the tokens that the word is cut into where it stands first."""
-    filters = [("sequence", "=", int(place["sequence"])), ("position", ">=", int(place["position"]))]
-    rows = run.rows("activity", [*filters, ("position", "<", int(place["position"]) + 24)], ["position", "token_id"])
-    text, tokens = "", []
-    for token in rows.sort_by("position")["token_id"].to_pylist():
-        tokens.append(token)
-        text += run.decode([token])
-        if word in text:
-            break
+    rows = fetch(run, word_tokens, word=word)
+    tokens = rows.loc[rows["place"] == 0, "token_id"].tolist()
     names = fetch(run, ALL_TOKENS).set_index("token_id")["text"].reindex(tokens).fillna("")
     links = [
         f'<a href="{link("token", token=token)}">{token_html(name)}</a>'
         for token, name in zip(tokens, names, strict=True)
     ]
-    st.html(f'<p class="tw-said">Its tokens: {" ".join(links)}</p>')
+    if links:
+        st.html(f'<p class="tw-said">Its tokens: {" ".join(links)}</p>')

@@ -27,7 +27,8 @@ from twell.analysis.claims.claim import scope
 from twell.analysis.figures.speed.kernels import break_even
 from twell.analysis.passage import passage
 from twell.analysis.shipped import findings_at_hand
-from twell.app.ui.formatting import SPACE, typeset, whole
+from twell.app.tokens.word_data import word_layers, word_neurons, word_tokens
+from twell.app.ui.formatting import SPACE, number, typeset, whole
 from twell.workbench.run.store import Run, open_run
 
 PEAK = "Peak training memory falls by 19 to 28 %, up to 1.5 B."
@@ -127,6 +128,35 @@ def test_rows_lead_to_tokens_and_words_and_show_where_they_stand(show: Show, run
         text = made_run.decode(passage(made_run, int(sequence))["token_id"].iloc[int(position) :].tolist())
         assert text.lstrip().startswith(word) or word in text[:20]
     assert "No such word" in markup(show(runs, "token", run="made", word="<b>"))
+
+
+def test_a_word_shows_its_neurons_and_what_each_place_fires(show: Show, runs: Path, made_run: Run) -> None:
+    """Held against the rows of the passages; a word of several tokens has those of all of them."""
+    words = by_word(made_run, min_count=3)
+    word = words.loc[words["pieces"].between(2, 6), "word"].iloc[0]
+    rows = word_tokens(made_run, word)
+    activity = made_run.activity().set_index(["sequence", "position"])
+    for _, place in rows.groupby("place"):
+        own = activity.loc[list(zip(place["sequence"], place["position"], strict=True)), "token_id"].tolist()
+        text = made_run.decode(own)
+        assert word in text and word not in made_run.decode(own[:-1]), "its tokens, and no more"
+    counted = rows[rows["flags"] == 0]
+    layers = word_layers(made_run, word)
+    columns = [f"nnz_{layer:02}" for layer in range(made_run.layers)]
+    np.testing.assert_allclose(layers["nnz"], counted[columns].mean())
+    kept = made_run.frame("examples", ["layer", "neuron", "sequence", "position"])
+    here = kept.merge(rows[["sequence", "position"]].drop_duplicates(), on=["sequence", "position"])
+    neurons = word_neurons(made_run, word)
+    assert set(zip(neurons["layer"], neurons["neuron"], strict=True)) == set(
+        zip(here["layer"], here["neuron"], strict=True)
+    )
+    page = show(runs, "token", run="made", word=word)
+    assert not page.exception
+    shown = markup(page)
+    assert re.findall(r'class="name">(L\d+/N\d+)<', shown) == neurons["label"].head(12).tolist()
+    first = rows[rows["place"] == 0][columns].to_numpy().mean()
+    assert f'<span class="number">{number(first)}</span></a>' in shown
+    assert "Choose a place for its passage" in shown and len(page.get("plotly_chart")) == 1
 
 
 def test_whole_words_and_classes_are_ranked_too(show: Show, runs: Path, made_run: Run) -> None:
