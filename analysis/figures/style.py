@@ -19,7 +19,7 @@ from twell.analysis.figures.labels import SPACE, number, percent
 BLUE, GREY, AMBER = "#2f7ed8", "#8b95a1", "#c9821f"
 WORDS = "#717c88"  # of names inside figures, to be read on both backgrounds
 GRID = "rgba(139, 149, 161, 0.22)"
-SCALE = [[0.0, "rgba(47, 126, 216, 0.04)"], [0.5, "rgba(47, 126, 216, 0.36)"], [1.0, "rgba(47, 126, 216, 0.8)"]]
+SCALE = [[0.0, "rgba(47, 126, 216, 0.05)"], [0.5, "rgba(47, 126, 216, 0.42)"], [1.0, "rgba(47, 126, 216, 0.85)"]]
 CONFIG = {"displaylogo": False, "displayModeBar": False, "scrollZoom": False, "responsive": True}
 ZERO = 0.5  # where a logarithmic axis shows 0
 

@@ -10,6 +10,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.tokens import profile
+from twell.analysis.statistics import t_half
 from twell.app.tokens.token_data import ALL_TOKENS, address_filters
 from twell.app.tokens.token_neurons import neurons_caption, neurons_html, neurons_of
 from twell.app.tokens.token_rows import titled_row
@@ -32,10 +33,11 @@ def draw_numbers(run: Run, row: pd.Series) -> None:
         run: the run.
         row: the token's row of `analysis.by_token`.
     """
-    z, mean, error = fixed(row["z"]), number(row["mean"]), "no standard error: it occurs in one document only"
+    z, mean, error = fixed(row["z"]), number(row["mean"]), "no interval: it occurs in one document only"
     if pd.notna(row["z_se"]):
-        z, mean = f"{z} ± {row['z_se']:.2f}", f"{mean} ± {number(row['mean_se'], 2)}"
-        error = "± standard error"
+        half_z, half = t_half(row["degrees"]) * row["z_se"], t_half(row["effective"] - 1) * row["mean_se"]
+        z, mean = f"{z} ± {half_z:.2f}", mean if pd.isna(half) else f"{mean} ± {number(half, 2)}"
+        error = "± its 95 % interval"
     widgets.numbers(
         (
             ("z", z, f"mean over layers; {error}"),

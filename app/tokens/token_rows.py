@@ -15,7 +15,7 @@ from twell.analysis.statistics import t_half
 from twell.analysis.tokens.contexts import one_place_each
 from twell.analysis.tokens.text_search import first_places
 from twell.app.ui import widgets
-from twell.app.ui.formatting import fixed, number, running, token_html, visible, whole
+from twell.app.ui.formatting import fixed, number, running, token_html, typeset, visible, whole
 from twell.app.ui.query import fetch
 from twell.app.ui.url_state import link
 from twell.workbench.errors import Missing
@@ -71,34 +71,44 @@ def rows_html(run: Run, frame: pd.DataFrame, rank: str, filters: dict[str, str])
     frame = frame.head(SHOWN)
     is_word, texts = "word" in frame, snippets(run, frame)
     score = "z" if rank == "mean" else rank
-    titles = ["word" if is_word else "token", "", "neurons a layer", "z", "times", "for example" if texts else ""]
-    names = "".join(f"<span>{title}</span>" for title in titles)
-    lines = [f'<div class="tw-fired names">{names}</div>']
     frame = frame if "mean_se" in frame else frame.assign(mean_se=float("nan"))
     frame = frame.assign(half=t_half(frame["effective"].to_numpy() - 1) * frame["mean_se"])
-    high = float((frame["mean"] + frame["half"].fillna(0)).max())
+    low, high = dot_axis(frame["mean"], frame["half"])
+    axis = f'<span class="ends"><span>{number(low)}</span><span>{number(high)}</span></span>'
+    unit = "neurons a layer" + (" ± 95 %" if frame["half"].notna().any() else "")
+    titles = ["word" if is_word else "token", axis, unit, "z", "times", "for example" if texts else ""]
+    names = "".join(title if title == axis else f"<span>{typeset(title)}</span>" for title in titles)
+    lines = [f'<div class="tw-fired names">{names}</div>']
     for row in frame.to_dict("records"):
         key = row["word"] if is_word else row["token_id"]
         address = link("token", **({"word": key} if is_word else {"token": key}), **filters)
         name = token_html(row["word"] if is_word else row["text"])
-        error = row["mean_se"]
-        mean = number(row["mean"]) + ("" if pd.isna(error) else f" ± {number(error, 2)}")
+        half = row["half"]
+        mean = number(row["mean"]) + ("" if pd.isna(half) else f" ± {number(half, 2)}")
         numbers = f"<span>{mean}</span><span>{fixed(row[score])}</span><span>{whole(row['count'])}</span>"
         lines.append(
-            f'<a class="tw-fired" href="{address}"><span>{name}</span>{_bar(row["mean"], row["half"], high)}{numbers}'
+            f'<a class="tw-fired" href="{address}"><span>{name}</span>{_dot(row["mean"], half, low, high)}{numbers}'
             f"{_snippet(texts.get(key))}</a>"
         )
     return f'<div class="tw-fired-rows">{"".join(lines)}</div>'
 
 
-def _bar(mean: float, half: float, high: float) -> str:
-    """Return a bar as long as the mean is of `high`, with its 95 % interval, `half` to each side, as a line."""
-    share = 100 / max(high, 1e-9)
-    whisker = ""
+def _dot(mean: float, half: float, low: float, high: float) -> str:
+    """Return a dot at the mean on an axis from `low` to `high`, with its 95 % interval, `half` to each side."""
+    share = 100 / max(high - low, 1e-9)
+    at, whisker = (mean - low) * share, ""
     if not pd.isna(half):
-        left, width = max(0.0, (mean - half) * share), 2 * half * share
-        whisker = f'<u style="left:{left:.1f}%;width:{min(width, 100 - left):.1f}%"></u>'
-    return f'<i><b style="width:{mean * share:.1f}%"></b>{whisker}</i>'
+        left, right = max(0.0, at - half * share), min(100.0, at + half * share)
+        whisker = f'<u style="left:{left:.1f}%;width:{right - left:.1f}%"></u>'
+    return f'<i>{whisker}<b style="left:{at:.1f}%"></b></i>'
+
+
+def dot_axis(means: pd.Series, halves: pd.Series) -> tuple[float, float]:
+    """Return the ends of the axis of the dots: from near the least to near the greatest interval, at least 1 apart."""
+    halves = halves.fillna(0)
+    low, high = float((means - halves).min()), float((means + halves).max())
+    margin = max(0.04 * (high - low), 0.5)
+    return max(0.0, low - margin), high + margin
 
 
 def _snippet(text: tuple[str, str, str] | None) -> str:

@@ -54,13 +54,13 @@ def draw_token_table(tokens: QueryResult, rank: str) -> None:
                 help="nnz in standard deviations from its layer's mean, averaged over layers",
             ),
             "z_se": st.column_config.NumberColumn(
-                "± se", format="%.2f", help="its standard error, clustered by document; shrunk: its posterior sd"
+                "standard error of z", format="%.2f", help="clustered by document; shrunk: its posterior sd"
             ),
             "mean": st.column_config.NumberColumn(
                 "mean nnz", format="%.1f", help="neurons per layer, averaged over layers"
             ),
             "mean_se": st.column_config.NumberColumn(
-                "± se", format="%.1f", help="standard error of the mean, clustered by document"
+                "standard error of nnz", format="%.1f", help="of the mean, clustered by document"
             ),
             "surprisal_mean": st.column_config.NumberColumn(
                 "surprisal, nats", format="%.2f", help="loss of this token, predicted from the tokens before it"
@@ -88,7 +88,7 @@ def draw_word_table(words: QueryResult) -> None:
             "sequences": column.NumberColumn("sequences", format="%d", help="sequences in which it occurs"),
             "pieces": column.NumberColumn("tokens per word", format="%.1f"),
             "z": column.NumberColumn("z", format="%+.2f", help="mean z of the word's tokens"),
-            "z_se": column.NumberColumn("± se", format="%.2f", help="standard error of z, clustered by document"),
+            "z_se": column.NumberColumn("standard error of z", format="%.2f", help="clustered by document"),
             "mean": column.NumberColumn("mean nnz", format="%.1f", help="neurons per layer, averaged over layers"),
         },
     )

@@ -29,6 +29,12 @@ from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 MAX_MIN_COUNT = 1_000_000
+ORDERS = {  # what each order is, in words
+    "mean": "neurons a layer, the mean over layers and over all places of a {}",
+    "shrunk": "z, in which every layer counts alike, drawn towards the mean of all tokens",
+    "z": "z, in which every layer counts alike",
+    "z_position": "z, in which every layer counts alike, against similar positions",
+}
 VIEWS = {"words": "Whole words", "tokens": "Tokens", "classes": "Classes"}
 WORD_RANKS = {name: RANKS[name] for name in ("mean", "z")}
 SIDES = {"most": "Most first", "fewest": "Fewest first"}
@@ -51,7 +57,6 @@ QUESTIONS = (
     ),
 )
 MEANING = {  # of the dots and their intervals
-    "mean": "Neurons fired a layer, mean over layers, with 95 % intervals clustered by document.",
     "shrunk": "Mean z over layers, drawn towards the mean of all tokens (empirical Bayes), with 95 % posterior "
     "intervals.",
     "z": "Mean z over layers with 95 % intervals, clustered by document; of few, none narrower than is usual.",
@@ -115,13 +120,31 @@ def draw_rows(run: Run, result: QueryResult, rank: str, noun: str) -> None:
     with area:
         widgets.heading(
             f"The {noun}s that fire {'most' if side == 'most' else 'fewest'}",
-            f"{whole(len(shown))} of {plural(len(frame), noun)}. A bar: neurons fired a layer, mean over layers"
-            f"{'; a line: its 95 % interval, clustered by document' if noun == 'token' else ''}. z: the same with all "
-            f"layers alike, in standard deviations from their means. Choose a row to open the {noun}.",
+            f"{whole(len(shown))} of {plural(len(frame), noun)}. A dot: neurons fired a layer, mean over layers"
+            f"{', with its 95 % interval, clustered by document' if noun == 'token' else ''}; its axis does not begin "
+            "at 0. z: the same with all layers alike, in standard deviations from their means. Choose a row to open "
+            f"the {noun}.",
             result,
             key="ranked",
         )
     st.html(rows_html(run, shown, rank, address_filters()))
+
+
+def which_order(noun: str, rank: str, min_count: int, by_place: bool) -> str:
+    """Return in two sentences what orders the rows, and where the other orders are, whose first rows differ.
+
+    Args:
+        noun: what a row is: token, word.
+        rank: the column that orders them.
+        min_count: how often a row has to occur.
+        by_place: whether page Text orders the places of this run.
+    """
+    others = "by z, in which every layer counts alike" if rank == "mean" else "by neurons a layer"
+    places = "; single places, on page Text" if by_place else ""
+    return (
+        f"Ordered by {ORDERS[rank].format(noun)}, of {noun}s seen at least {plural(min_count, 'time')}. Other orders "
+        f"have other leaders: {others}; {'single tokens' if noun == 'word' else 'whole words'}{places}."
+    )
 
 
 def who_decides(run: Run, rank: str) -> str:
@@ -152,6 +175,7 @@ def draw_words(run: Run, min_count: int, search: str, rank: str) -> None:
     words = query(run, WORDS.where(min_count=min_count))
     words = words.then(matching, "word", search) if search else words
     by_z = words
+    widgets.note(which_order("word", rank, min_count, run.has("activity")))
     words = words.then(most_first, rank) if rank != "z" else words
     frame = words.frame
     if frame.empty:
@@ -192,7 +216,9 @@ def draw_tokens(run: Run, min_count: int, search: str, rank: str) -> None:
     """
     tokens = query(run, RANKING.where(min_count=min_count, rank="shrunk" if rank == "mean" else rank))
     tokens = tokens.then(matching, "text", search) if search else tokens
+    by_z = tokens
     tokens = tokens.then(most_first, rank) if rank == "mean" else tokens
+    widgets.note(which_order("token", rank, min_count, run.has("activity")))
     try:
         frame = tokens.frame
     except Missing as reason:  # a short text, in which no token occurs so often
@@ -206,18 +232,20 @@ def draw_tokens(run: Run, min_count: int, search: str, rank: str) -> None:
         st.info("No token matches. Shorten the search, or lower the minimum count.")
         return
     draw_rows(run, tokens, rank, "token")
-    result = tokens.then(both_ends, END_ROWS)
-    both = ranked_by(result.frame, rank)
-    title = "Most and least active tokens"
+    by = "shrunk" if rank == "mean" else rank  # the rows above say how many neurons
+    result = by_z.then(both_ends, END_ROWS)
+    both = ranked_by(result.frame, by)
+    title = f"Most and least active tokens{', all layers alike' if rank == 'mean' else ''}"
     caption = (
-        f"{MEANING[rank]} {CUT} {plural(len(frame), 'token')} that occur at least {plural(min_count, 'time')}. Choose "
+        f"{who_decides(run, rank)}{MEANING[by]} {CUT} "
+        f"{plural(len(frame), 'token')} that occur at least {plural(min_count, 'time')}. Choose "
         "a dot to open the token's page."
     )
-    widgets.heading(title, caption, result)
+    widgets.heading(title, caption, result, key="most-and-least-active-tokens")
     event = widgets.draw(
         built_once(ranking, both),
         "ranking",
-        f"{title} by {RANKS[rank]}",
+        f"{title} by {RANKS[by]}",
         wide=True,
         on_select=sync_url,
         selection_mode="points",

@@ -9,6 +9,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.tokens import MIN_COUNT, word_by_layer
+from twell.analysis.statistics import t_half
 from twell.analysis.tokens.text_search import around_word, places_of
 from twell.app.tokens.token_data import ALL_TOKENS
 from twell.app.tokens.token_neurons import neurons_caption, neurons_html
@@ -31,11 +32,12 @@ def draw_word(run: Run, word: str) -> None:
     row = titled_row(frame, "word", word[:LONGEST], "word")
     if row is None:
         return
-    error = "" if pd.isna(row["z_se"]) else f" ± {row['z_se']:.2f}"
+    half = t_half(row["effective"] - 1) * row["z_se"]
+    error = "" if pd.isna(half) else f" ± {half:.2f}"
     widgets.numbers(
         (
             ("nnz per layer", number(row["mean"]), f"of {whole(run.d_ff)} neurons, mean of its tokens"),
-            ("z", f"{fixed(row['z'])}{error}", "mean over layers; ± standard error"),
+            ("z", f"{fixed(row['z'])}{error}", "mean over layers; ± its 95 % interval"),
             ("Count", whole(row["count"]), f"in {plural(row['sequences'], 'sequence')}"),
             ("Rank", *rank_of(frame, row)),
             ("Tokens a word", f"{row['pieces']:.1f}", "how many it is cut into"),

@@ -18,7 +18,7 @@ import streamlit as st
 from twell.analysis.figures.table_plots import dressed
 from twell.analysis.memo import built_once
 from twell.app.ui import widgets
-from twell.app.ui.formatting import plural
+from twell.app.ui.formatting import plural, typeset
 from twell.app.ui.query import Query, query
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -59,7 +59,7 @@ def draw_questions(run: Run, questions: Sequence[Question]) -> None:
         except Missing as reason:
             lacking.setdefault(str(reason), []).append(question.title)
     if lacking:
-        widgets.note(html.escape(left_out(run, lacking)))
+        widgets.note(html.escape(typeset(left_out(run, lacking))))
 
 
 def left_out(run: Run, lacking: dict[str, list[str]]) -> str:

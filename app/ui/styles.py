@@ -80,16 +80,20 @@ a.tw-title-row:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
 .tw-found { max-height: 30vh; overflow-y: auto; }
 
 /* tokens and words in order of the neurons that they fire, a link a row */
-.tw-fired { display: grid; grid-template-columns: 10rem minmax(6rem,1fr) 7rem 3.6rem 4.4rem minmax(0,2.6fr); gap: .8rem;
-  align-items: center; padding: .2rem 0; border-bottom: 1px solid rgba(139,149,161,.22); font-size: .87rem;
+.tw-fired { display: grid; grid-template-columns: 10rem minmax(6rem,1fr) 9.6rem 3.6rem 4.4rem minmax(0,2.6fr);
+  gap: .8rem; align-items: center; padding: .2rem 0; border-bottom: 1px solid rgba(139,149,161,.22); font-size: .87rem;
   color: inherit !important; text-decoration: none !important; font-variant-numeric: tabular-nums; }
 .tw-fired.names { opacity: .72; }
 .tw-fired > span:nth-of-type(n+2):not(:last-child) { text-align: right; }
 .tw-fired > span { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
 .tw-fired .tw-token { white-space: pre; }
-.tw-fired > i { position: relative; height: .6rem; border-radius: 2px; background: rgba(139,149,161,.14); }
-.tw-fired b { display: block; height: 100%; border-radius: 2px; background: #2f7ed8; opacity: .7; }
-.tw-fired u { position: absolute; top: 50%; height: 1.5px; background: light-dark(#16202b, #eef2f6); }
+.tw-fired > i { position: relative; height: .6rem; border-inline: 1px solid rgba(139,149,161,.4);
+  background: linear-gradient(rgba(139,149,161,.3), rgba(139,149,161,.3)) center / 100% 1px no-repeat; }
+.tw-fired b { position: absolute; top: 50%; width: .55rem; height: .55rem; margin: -.275rem; border-radius: 50%;
+  background: #2f7ed8; }
+.tw-fired u { position: absolute; top: 50%; height: 1.5px; margin-top: -.75px; background: #2f7ed8; }
+.tw-fired.names > span { white-space: normal; line-height: 1.2; }
+.tw-fired .ends { display: flex; justify-content: space-between; }
 .tw-fired .around { display: grid; grid-template-columns: minmax(0,1fr) auto minmax(0,1.4fr);
   font-family: "Source Code Pro", monospace; font-size: .8rem; }
 .tw-fired .around > * { white-space: pre; overflow: hidden; }

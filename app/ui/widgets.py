@@ -172,9 +172,9 @@ def show_errors() -> Iterator[None]:
     try:
         yield
     except Missing as error:
-        st.info(escape_markdown(str(error)))
+        st.info(escape_markdown(typeset(str(error))))
     except UserError as error:
-        st.warning(escape_markdown(str(error)))
+        st.warning(escape_markdown(typeset(str(error))))
 
 
 def scanning(run: Run) -> AbstractContextManager[None]:

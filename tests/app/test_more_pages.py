@@ -27,6 +27,7 @@ from twell.analysis.claims.claim import scope
 from twell.analysis.figures.speed.kernels import break_even
 from twell.analysis.passage import passage
 from twell.analysis.shipped import findings_at_hand
+from twell.analysis.statistics import t_half
 from twell.app.tokens.word_data import word_layers, word_neurons, word_tokens
 from twell.app.ui.formatting import SPACE, number, typeset, whole
 from twell.workbench.run.store import Run, open_run
@@ -278,3 +279,19 @@ def test_the_overview_says_the_numbers_of_the_other_pages(show: Show, made: Modu
     least, most = re.findall(r"ones, ([\d.]+) to ([\d.]+) times by layer", claim["this_run"])[0]
     shown = re.findall(rf"fires ([\d.]+) to ([\d.]+){SPACE}× as many neurons as later positions", worth)[0]
     assert [f"{float(ratio):.1f}" for ratio in shown] == [least, most]
+
+
+def test_an_order_says_what_it_is_and_its_dots_stand_between_the_least_and_the_most(
+    show: Show, runs: Path, made_run: Run
+) -> None:
+    shown = markup(show(runs, "tokens", run="made", view="tokens"))
+    assert "Ordered by neurons a layer, the mean over layers and over all places of a token, of tokens seen" in shown
+    assert "by z, in which every layer counts alike; whole words; single places, on page Text" in shown
+    assert f"neurons a layer ± 95{SPACE}%" in shown, "one meaning of ±, named in the column"
+    tokens = by_token(made_run, min_count=20).sort_values("mean", ascending=False, kind="stable").head(30)
+    half = t_half(tokens["effective"] - 1) * tokens["mean_se"]
+    first = f"{number(tokens['mean'].iloc[0])} ± {number(half.iloc[0], 2)}"
+    assert f"<span>{first}</span>" in shown
+    places = [float(place) for place in re.findall(r'<b style="left:([\d.]+)%"', shown)]
+    assert places == sorted(places, reverse=True) and 0 < places[-1] < 30 and 60 < places[0] < 100
+    assert "on page Text" not in markup(show(runs, "tokens", run="summary")), "it keeps no text"

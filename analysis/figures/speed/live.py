@@ -13,7 +13,7 @@ from twell.workbench.run.store import Run
 
 POINTS = 240  # moments on the axis of time; batches in between are averaged
 RECENT = 10.0  # seconds over which the rate is taken
-SHADES = ((154, 196, 240), (12, 62, 120))  # of the first and the last layer
+SHADES = ((120, 175, 238), (30, 100, 190))  # of the first and the last layer: both are seen on white and on black
 
 
 def sparse_calls(run: Run) -> pd.DataFrame:

@@ -14,9 +14,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.analysis import memo
+from twell.analysis.figures.speed.live import SHADES
 from twell.analysis.memo import built_once
 from twell.app.server import warm_up
 from twell.app.ui.run_cache import digest
+from twell.app.ui.theme import SETTINGS
 from twell.workbench.run.store import Run
 
 START = warm_up._start_thread  # before the fixtures put it aside
@@ -113,3 +115,18 @@ def test_pages_find_their_first_figures(
     for page in ("layers", "positions", "neurons", "tokens"):
         assert not show(runs, page, run="made").exception
     assert beforehand <= used, "built beforehand and used by no page"
+
+
+def test_the_line_of_every_layer_is_seen_in_both_themes() -> None:
+    """The shades of the first and the last layer stand out from the page, by WCAG's ratio of luminances."""
+
+    def luminance(rgb: tuple[int, ...]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (value / 255 for value in rgb)]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for theme in ("light", "dark"):
+        page = str(SETTINGS[f"theme.{theme}.backgroundColor"]).lstrip("#")
+        ground = luminance(tuple(bytes.fromhex(page)))
+        for shade in SHADES:
+            lower, higher = sorted((ground, luminance(shade)))
+            assert (higher + 0.05) / (lower + 0.05) > 2.2, (theme, shade)
