@@ -82,9 +82,12 @@ def neurons_html(frame: pd.DataFrame) -> str:
     for row in frame.head(SHOWN).itertuples():
         width = 100 * row.top_here / max(row.top_examples, 1)
         only = ", fires on nothing else" if row.one_token else ""
+        here = f"{row.top_here} of {row.top_examples} are here"
+        if not row.top_here:  # of the random sample of its firings
+            here = f"none; {row.sample_here} of {plural(row.sample_examples, 'sampled firing')} here"
         lines.append(
             f'<a class="tw-neuron" href="{link("neuron", neuron=row.label)}"><span class="name">{row.label}</span>'
-            f'<i><b style="width:{width:.0f}%"></b></i><span>{row.top_here} of {row.top_examples} are here{only}</span>'
+            f'<i><b style="width:{width:.0f}%"></b></i><span>{here}{only}</span>'
             f'<span class="number">{number(float(row.value))}</span>'
             f'<span class="number">{percent(float(row.density))}</span></a>'
         )
