@@ -61,7 +61,7 @@ def draw_distributions(run: Run) -> None:
     dead = ""
     if frame["dead_share"].notna().any():
         dead = (
-            " Dead: the neuron never fired on these tokens, so it fires on less than "
+            " Dead: the neuron never fired on this text, so it fires on less than "
             f"{rare(3 / max(tokens, 1))} of tokens (95 %)."
         )
     widgets.heading(
