@@ -112,7 +112,7 @@ def what_fires(visit: Visit) -> None:
             visit.sees(NOT_HERE)
     with visit.asks("what is dead and why"):
         visit.to("Neurons")
-        visit.click(page.get_by_test_id("stButtonGroup").get_by_text("Never fired"))
+        visit.click(page.get_by_test_id("stButtonGroup").get_by_text("Dead", exact=True))
         page.wait_for_url("**kind=dead**")
         visit.sees("have lost their weights" if visit.has_model else NOT_HERE)
 
