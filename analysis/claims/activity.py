@@ -19,9 +19,11 @@ from twell.analysis.claims.claim import (
     LARGE,
     PAPER_SIZES,
     REVERSED,
+    UNTOLD,
     Answer,
     Claim,
     between,
+    by_interval,
     shallow,
 )
 from twell.workbench.errors import Missing
@@ -53,11 +55,12 @@ def sparse(run: Run) -> Answer:
     layers = _layers_for_verdict(run)
     mean, (_, low, high) = layers["mean"], mean_over_layers(run)
     share, low, high = mean.mean() / run.d_ff, low / run.d_ff, high / run.d_ff
+    least, most = (share, share) if np.isnan(high) else (low, high)  # a single document has no interval
     return Answer(
         f"{mean.mean():.1f} of {run.d_ff} neurons fire, from {mean.min():.1f} to {mean.max():.1f} by layer",
         f"{100 * share:.2f} %, mean of {run.layers} layers, {layers['tokens'].iloc[0]:,} tokens",
-        HOLDS if share <= SPARSE else IN_PART if share <= HARDLY else FAILS,
-        f"up to {100 * SPARSE:g} % firing holds, up to {100 * HARDLY:g} % in part",
+        HOLDS if most <= SPARSE else FAILS if least > HARDLY else IN_PART,
+        f"the interval lies below {100 * SPARSE:g} % firing; above {100 * HARDLY:g} %: does not hold; between: in part",
         between(100 * low, 100 * high, " %"),
     )
 
@@ -87,13 +90,16 @@ def quiet_beginning(run: Run) -> Answer:
     order = layers["mean"].sort_values().index.tolist()
     first, rest = layers.loc[[0, 1]], layers.drop([0, 1])
     quietest, loudest = first["high"] < rest["low"].min(), first["low"] > rest["high"].max()
-    verdict = HOLDS if quietest.all() else REVERSED if loudest.all() else IN_PART if quietest.any() else FAILS
+    denied = first["low"] > rest["high"].min()
+    verdict = HOLDS if quietest.all() else REVERSED if loudest.all() else IN_PART if quietest.any() else UNTOLD
+    verdict = FAILS if verdict == UNTOLD and denied.any() else verdict
     return Answer(
         f"the least active layers are {order[0]} and {order[1]}; layers 0 and 1 fire {layers['mean'][0]:.1f} and "
         f"{layers['mean'][1]:.1f} neurons{shallow(run)}",
         f"ranks {order.index(0) + 1} and {order.index(1) + 1} of {run.layers}, quietest first",
         verdict,
-        "the intervals of layers 0 and 1 lie below those of all others; one of them: in part; both above: reversed",
+        "the intervals of layers 0 and 1 lie below those of all others; one of them: in part; both above: reversed; "
+        "one above another's: does not hold",
         f"layer 0 {between(layers['low'][0], layers['high'][0])}, layer 1 "
         f"{between(layers['low'][1], layers['high'][1])}, the least other "
         f"{between(*rest.loc[rest['mean'].idxmin(), ['low', 'high']])}",
@@ -108,12 +114,13 @@ def early_peak(run: Run) -> Answer:
     peak = int(layers["mean"].idxmax())
     inside, outside = layers[middle], layers[~middle]
     certain = bool(inside["low"].max() > outside["high"].max())
+    denied = bool(outside["low"].max() > inside["high"].max())
     return Answer(
         f"layer {peak} fires most, {layers['mean'].max():.1f} neurons{shallow(run)}",
         f"at {100 * depth[peak]:.0f} % of the depth, {run.layers} layers",
-        HOLDS if certain else IN_PART if middle[peak] else FAILS,
+        HOLDS if certain else IN_PART if middle[peak] else FAILS if denied else UNTOLD,
         "the layer with the greatest mean nnz lies between 20 % and 50 % of the depth, its interval above those of all "
-        "layers elsewhere; in part if their intervals meet",
+        "layers elsewhere; in part if their intervals meet; does not hold if one elsewhere lies above all of those",
         between(layers["low"][peak], layers["high"][peak]),
     )
 
@@ -158,8 +165,9 @@ def first_fires_more(run: Run) -> Answer:
         f"position 0 fires {ratio:.2f} times the neurons of later ones, {by.min():.1f} to {by.max():.1f} times by layer"
         + (f"; by what begins there: {', '.join(apart)}" if len(apart) > 1 else ""),
         f"sum over {run.layers} layers, {int(first['tokens'].iloc[0]):,} sequences",
-        HOLDS if low > FAR_MORE else IN_PART if low > 1 else REVERSED if high < 1 else FAILS,
-        f"the interval over all layers lies above {FAR_MORE:g}; above 1: in part; below 1: reversed",
+        by_interval(low, high, FAR_MORE, 1),
+        f"the interval over all layers lies above {FAR_MORE:g}; above 1: in part; below 1: reversed; below "
+        f"{FAR_MORE:g}: does not hold",
         between(low, high),
     )
 

@@ -78,6 +78,18 @@ def between(low: float, high: float, unit: str = "", form: str = ".3g") -> str:
     return "not known" if np.isnan(low + high) else f"{low:{form}} to {high:{form}}{unit}"
 
 
+def by_interval(low: float, high: float, claimed: float, nothing: float) -> str:
+    """Return the verdict on a claim that a number is above `claimed`, where `nothing` would be no effect at all, at or
+    below `claimed`: by the side of each on which its whole interval lies; across both, it cannot be told."""
+    if low > claimed:
+        return HOLDS
+    if low > nothing:
+        return IN_PART
+    if high < nothing:
+        return REVERSED
+    return FAILS if high < claimed else UNTOLD
+
+
 def refuse_incomparable(comparable: bool, note: str) -> None:
     """Raise Missing with the note as a sentence if dense and sparse times cannot be compared."""
     if not comparable:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from twell.analysis.activity.surprisal import surprisal_correlation, surprisal_within
-from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, Answer, Claim, between
+from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD, Answer, Claim, between
 from twell.analysis.statistics import t_half
 from twell.analysis.tokens.by_token import tokens_spelt
 from twell.analysis.tokens.classes import token_classes
@@ -40,6 +40,7 @@ def named_tokens(words: Sequence[str], sign: int) -> Callable[[Run], Answer]:
             )
         so, not_so = (rows["low"] > 0, rows["high"] < 0) if sign > 0 else (rows["high"] < 0, rows["low"] > 0)
         named = [f"{row.text} {row.z:+.2f} (n = {row.count})" for row in rows.itertuples()]
+        mixed = IN_PART if so.any() else FAILS if not_so.any() else UNTOLD
         absent = [word for word in words if word not in set(rows["text"])]
         return Answer(
             "z of "
@@ -47,9 +48,9 @@ def named_tokens(words: Sequence[str], sign: int) -> Callable[[Run], Answer]:
             + (f"; not there as one token often enough: {', '.join(absent)}" if absent else ""),
             f"{int(so.sum())} of {len(rows)} {side} the layers' means with 95 % confidence, {int(not_so.sum())} "
             f"{other}",
-            HOLDS if so.all() else REVERSED if not_so.all() else IN_PART if so.any() else FAILS,
+            HOLDS if so.all() else REVERSED if not_so.all() else mixed,
             f"each that occurs in {LEAST_SEQUENCES} sequences lies {side} 0 with 95 % confidence; some: in part; each "
-            f"{other}: reversed",
+            f"{other}: reversed; some {other} and none {side}: does not hold",
             ", ".join(f"{row.text} {between(row.low, row.high, form='+.2f')}" for row in rows.itertuples()),
         )
 
@@ -71,8 +72,8 @@ def quiet_class(kind: str) -> Callable[[Run], Answer]:
             "them "
             f"is {row['loss_mean']:.2f} nats",
             f"n = {int(row['count']):,} of {int(row['tokens'])} tokens of the vocabulary, by {row['clusters']}",
-            HOLDS if high < 0 else REVERSED if low > 0 else FAILS,
-            "the interval of the difference lies below 0; above 0: reversed",
+            HOLDS if high < 0 else REVERSED if low > 0 else UNTOLD,
+            "the interval of the difference lies below 0; above 0: reversed; across 0: cannot be told",
             f"difference {between(low, high, form='+.2f')}",
         )
 
@@ -106,7 +107,15 @@ def follows_surprisal(run: Run) -> Answer:
         f"in {falling}; {mixed}",
         f"Pearson within tokens {rows['pearson'].min():+.2f} to {rows['pearson'].max():+.2f}, median "
         f"{rows['pearson'].median():+.2f}, {int(rows['n'].iloc[0]):,} tokens",
-        HOLDS if rising > len(rows) / 2 else REVERSED if falling > len(rows) / 2 else IN_PART if rising else FAILS,
+        HOLDS
+        if rising > len(rows) / 2
+        else REVERSED
+        if falling > len(rows) / 2
+        else IN_PART
+        if rising
+        else FAILS
+        if falling == len(rows) / 2
+        else UNTOLD,
         "within tokens the correlation is above 0 with 95 % confidence in most layers; in some: in part; below 0 in "
         "most: "
         "reversed",

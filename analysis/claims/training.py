@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, LARGE, REVERSED, Answer, Claim, between
+from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, LARGE, REVERSED, UNTOLD, Answer, Claim, between
 from twell.analysis.speed.speedup import LEAST_BATCHES, geometric
 from twell.analysis.statistics import t_half
 from twell.analysis.training import training_phases, training_steps
@@ -24,7 +24,7 @@ BUNDLED = "demo-model"
 COMMAND = "`twell train --config NAME --text CORPUS --out RUN` records how a model gets sparse"
 SETTLED, NEARLY = 0.1, 0.25  # how far nnz at step 1 000 may be from the end's
 STEP = 1000
-STEP_RULE = "the interval lies above 1; the mean alone: in part; below 0.985: reversed"
+STEP_RULE = "the interval lies above 1; below 0.985: reversed; below 1: does not hold; across 1: cannot be told"
 
 
 def training_log(run: Run) -> pd.DataFrame:
@@ -97,10 +97,15 @@ def step_gains(run: Run) -> Answer:
         f"a training step runs {ratio:.2f} times as fast with sparse kernels as with dense ones",
         f"geometric mean of the last {len(last)} of {len(timed)} timings, at {steps['nnz'].iloc[-1]:.1f} neurons a "
         "layer",
-        HOLDS if low > 1 else REVERSED if high < 0.985 else IN_PART if ratio > 1 else FAILS,
+        _step_verdict(low, high),
         STEP_RULE,
         between(low, high),
     )
+
+
+def _step_verdict(low: float, high: float) -> str:
+    """Return the verdict on the gain of a training step, by STEP_RULE."""
+    return HOLDS if low > 1 else REVERSED if high < 0.985 else FAILS if high < 1 else UNTOLD
 
 
 def _phase_gains(run: Run) -> Answer | None:
@@ -119,7 +124,7 @@ def _phase_gains(run: Run) -> Answer | None:
         f"training runs {ratio:.2f} times as fast, {np.exp(sparse.mean()):,.0f} tokens a second, once "
         f"{int(end['sparse_layers'])} of {run.layers} layers run by sparse kernels, as by dense ones before",
         f"geometric means of {len(sparse)} rows of its log against {len(dense)}, at {end['nnz']:.1f} neurons a layer",
-        HOLDS if low > 1 else REVERSED if high < 0.985 else IN_PART if ratio > 1 else FAILS,
+        _step_verdict(low, high),
         STEP_RULE,
         between(low, high),
     )

@@ -28,6 +28,7 @@ GROUPS = {  # by verdict, in the order of the page: what is said of one claim, a
     IN_PART: ("claim holds in part", "claims hold in part"),
     FAILS: ("claim does not hold", "claims do not hold"),
     REVERSED: ("claim is the other way round", "claims are the other way round"),
+    UNTOLD: ("claim cannot be told by what was measured", "claims cannot be told by what was measured"),
 }
 
 
@@ -66,7 +67,7 @@ def claims_html(frame: pd.DataFrame, evidence: dict[str, str], own: str = "") ->
         claim, answer, statistic, reason = map(marked_up, (row.claim, row.this_run, statistic, row.reason))
         scope = f"{str(row.topic).capitalize()}." + (f" Measured on {row.claim_scope}." if row.claim_scope else "")
         lines.append(f'<div class="tw-claim"><div class="claim">{claim}<p class="tw-note">{marked_up(scope)}</p></div>')
-        if row.verdict == UNTOLD:
+        if not row.this_run:
             lines.append(f"<div class='open'><p class='tw-note'>{reason}</p></div></div>")
             continue
         teller = "" if row.scope == own else f"<p class='tw-note'>Told by {marked_up(row.scope)}.</p>"
@@ -77,25 +78,40 @@ def claims_html(frame: pd.DataFrame, evidence: dict[str, str], own: str = "") ->
     return "".join([*lines, "</div>"])
 
 
+def verdicts_html(tested: pd.DataFrame) -> str:
+    """Return the verdicts alone as HTML: a line a claim, with what was measured and its interval, in GROUPS' order."""
+    order = list(GROUPS)
+    names = "".join(f"<span>{name}</span>" for name in ("claim", "verdict", "measured", "95 %"))
+    lines = [f'<div class="tw-verdicts"><div class="names">{names}</div>']
+    for row in sorted(tested.itertuples(), key=lambda row: order.index(row.verdict)):
+        said = [html.escape(typeset(text)) for text in (row.claim, row.verdict, row.this_run, row.interval)]
+        claim, verdict, measured, interval = (f'<span title="{text}">{text}</span>' for text in said)
+        verdict = verdict.replace("<span", f'<span class="{KINDS.get(row.verdict, "no")}"', 1)
+        lines.append(f"<div>{claim}{verdict}{measured}{interval}</div>")
+    return "".join([*lines, "</div>"])
+
+
 def draw_page(run: Run) -> None:
     """Draw the claims that the run can test, those that hold first; then, folded up, those that it cannot."""
     others = [shown(other) for other in other_trainings(run, find_runs())]
     result = query_with_others(run, others, CLAIMS) if others else query(run, CLAIMS)
     frame = result.frame
-    own, is_tested = scope(run), frame["verdict"] != UNTOLD
+    own, is_tested = scope(run), frame["this_run"] != ""
     tested, untested = frame[is_tested], frame[~is_tested]
-    by_others = int((tested["scope"] != own).sum())
+    by_others = int(((tested["scope"] != own) & (tested["verdict"] != UNTOLD)).sum())
     beside = f" and {plural(len(others), 'training')} of this folder" if others else ""
     caption = (
         f"{plural(len(frame), 'claim')} about sparse FFN layers, from the paper that introduced TwELL (arXiv "
         "2603.23198) and reports on it, in our words, each with a rule that was fixed beforehand; this run "
-        f"can test {len(tested) - by_others}. It is one model on one text ({own}): what fails here may hold elsewhere. "
+        f"can test {int((tested['scope'] == own).sum())}. It is one model on one text ({own}): what fails here may hold elsewhere. "
         f"{plural(by_others, 'more claim')}, between models or on trainings, can be told by other runs, named "
         f"there: the trainings that ship{beside}."
     )
     widgets.heading("Claims", caption, result)
     if tested.empty:
         st.info("This run can test none of them. The list below says what each claim needs.")
+    else:
+        st.html(verdicts_html(tested))
     evidence = fetch(run, EVIDENCE)
     for verdict, (one, several) in GROUPS.items():
         group = tested[tested["verdict"] == verdict]

@@ -168,11 +168,20 @@ a.tw-logit .number { text-align: right; font-size: .87rem; font-variant-numeric:
 .tw-claim .claim p { font-weight: 400; }
 .tw-claim .open { grid-column: 2 / -1; }
 .tw-claim img { max-width: 100%; height: auto; }
+.tw-verdicts > div { display: grid; grid-template-columns: minmax(0,6fr) 7.2rem minmax(0,6fr) minmax(0,3fr); gap: 1rem;
+  line-height: 1.5; font-size: .9rem; border-bottom: 1px solid rgba(139,149,161,.16); }
+.tw-verdicts span { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
+.tw-verdicts .names { opacity: .72; }
+.tw-verdicts .yes { color: var(--tw-link); font-weight: 600; }
+.tw-verdicts .part { color: var(--tw-link); }
+.tw-verdicts .open { opacity: .72; }
 h2.tw-group-title { font-size: 1.05rem; font-weight: 600; margin: 0; padding: .8rem 0 .35rem; }
 .tw-verdict { border-radius: 999px; padding: .05rem .6rem; font-size: .83rem; border: 1px solid currentColor; }
 .tw-verdict.part { border-color: var(--tw-link); color: var(--tw-link); }
 .tw-verdict.yes { background: #1f6fc9; border-color: #1f6fc9; color: #fff; }
 @media (max-width: 900px) {
+  .tw-verdicts > div { grid-template-columns: minmax(0,1fr) 7.2rem; }
+  .tw-verdicts span:nth-child(n+3) { display: none; }
   .tw-claim { grid-template-columns: 1fr; gap: .3rem; }
   .tw-claim .verdict { order: -1; display: flex; gap: .7rem; align-items: baseline; }
   .tw-claim .verdict .tw-verdict { flex: none; }

@@ -46,9 +46,14 @@ def test_every_claim_stands_there_with_its_verdict(show: Show, runs: Path, made_
     assert shown.count('class="tw-verdict part">holds in part<') == counts["holds in part"]
     assert shown.count('class="tw-verdict no"') == counts.get("does not hold", 0) + counts.get("reversed", 0)
     verdicts = [text for text in re.findall(r'class="tw-verdict \w+">([^<]+)<', shown) if text in counts.index]
-    order = ("holds", "holds in part", "does not hold", "reversed")
+    order = ("holds", "holds in part", "does not hold", "reversed", "cannot be told")
     assert verdicts == sorted(verdicts, key=order.index), "what holds comes first"
-    own = (frame["verdict"] != "cannot be told") & (frame["scope"] == scope(made_run))
+    lines = shown.split('class="tw-verdicts"')[1].split('class="tw-claims"')[0]
+    measured = frame[frame["this_run"] != ""]
+    assert lines.count("<div>") == len(measured) > 10, "a line a claim that was measured, above the cards"
+    for row in measured.itertuples():
+        assert html.escape(typeset(row.this_run)) in lines and f">{row.verdict}</span>" in lines
+    own = (frame["this_run"] != "") & (frame["scope"] == scope(made_run))
     assert shown.count("data:image/svg+xml") >= own.sum() - 1
     assert "<code>twell train --config" in shown, "what would tell"
 

@@ -16,6 +16,7 @@ WIDTH, HEIGHT, FOOT, HEAD = 220, 74, 13, 12  # pixels; the foot holds names, the
 BLUE, GREY = "#2f7ed8", "#8b95a1"
 STYLE = ":root{color-scheme:light dark} text{fill:light-dark(#56606c,#aeb7c2)}"
 ROW = 15  # pixels of a line with an interval
+LIMIT = 38  # pixels at the right of bars for the name of their bound
 NAMES = 68  # pixels for the names of intervals
 
 
@@ -33,7 +34,7 @@ def bars(
     """
     known = np.nan_to_num(np.asarray(values, float))
     top = max(float(known.max()), (limit or 0.0) * 1.15, 1e-12)
-    step = WIDTH / len(known)
+    step = (WIDTH if limit is None else WIDTH - LIMIT) / len(known)
     scale = (HEIGHT - FOOT - HEAD) / top
     greatest = int(known.argmax())
     parts = []
@@ -53,7 +54,10 @@ def bars(
         )
     )
     if limit is not None:
-        parts.append(_limit(HEIGHT - FOOT - limit * scale, limit_name, bool(known[-1] > known[0])))
+        y = HEIGHT - FOOT - limit * scale
+        ends = f'x1="0" x2="{WIDTH - LIMIT}" y1="{y:.1f}" y2="{y:.1f}"'
+        parts.append(f'<line {ends} stroke="{GREY}" stroke-dasharray="2 2"/>')
+        parts.append(_text(WIDTH, y + 3, limit_name, "end"))
     return _svg(parts, says)
 
 
@@ -89,7 +93,7 @@ def intervals(
     parts = [
         f'<line x1="{across(limit):.1f}" x2="{across(limit):.1f}" y1="0" y2="{tall - FOOT}" stroke="{GREY}" '
         'stroke-dasharray="2 2"/>',
-        _text(_within(across(limit), 20), tall - 2, limit_name),
+        _text(_within(across(limit), 2.8 * len(limit_name)), tall - 2, limit_name),
     ]
     for number, (name, value, below, above) in enumerate(rows):
         y = ROW * number + 9
@@ -136,8 +140,3 @@ def _within(x: float, half: float) -> float:
 def _axis() -> str:
     y = HEIGHT - FOOT + 0.5
     return f'<line x1="0" x2="{WIDTH}" y1="{y}" y2="{y}" stroke="{GREY}" opacity=".5"/>'
-
-
-def _limit(y: float, name: str, at_left: bool) -> str:
-    line = f'<line x1="0" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GREY}" stroke-dasharray="2 2"/>'
-    return line + (_text(0, y - 2, name, "start") if at_left else _text(WIDTH, y - 2, name, "end"))

@@ -122,11 +122,12 @@ def test_as_made(run: Run) -> None:
         (level(2, 9, 9, 9), "first two layers", IN_PART),
         (level(9, 8, 3, 5), "first two layers", REVERSED),
         (level(3, 9, 2, 2), "peaks in the early", HOLDS),
-        (level(9, 9, 9, 9.01), "peaks in the early", FAILS),
+        (level(9, 9, 9, 9.01), "peaks in the early", UNTOLD),
         (level(2, 3, 5, 9), "peaks in the early", FAILS),
         (level(9, 9, 9, 9), "first token of a sequence", FAILS),
         (level(9, 9, 9, 9), "exponentially", FAILS),
-        (level(9, 9, 9, 9), "knows what comes next", FAILS),
+        (level(9, 9, 9, 9), "knows what comes next", UNTOLD),
+        (level(9, 9, 9, 9), "Function words", UNTOLD),
         (other_order, "knows what comes next", REVERSED),
         (other_order, "doesn", REVERSED),
         (other_order, "formaldehyde", REVERSED),
@@ -208,7 +209,7 @@ def test_a_few_words_settle_nothing_about_layers(made: ModuleType, tmp_path: Pat
         table = findings(run).set_index("claim")
         for words in ("half a percent", "30 % of the neurons", "first two", "peaks", "orders of", "exponentially"):
             (row,) = [row for claim, row in table.iterrows() if words in claim]
-            assert (row["verdict"] != UNTOLD) == settled, words
+            assert (row["this_run"] != "") == settled, words
             assert settled or row["reason"] == "12 tokens were counted: a verdict on layers takes 1,000 or more.", words
 
 
