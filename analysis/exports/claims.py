@@ -43,9 +43,9 @@ by side with `python -m twell.analysis RUN RUN`, which compares models and train
 ## What changed, and why
 
 Until 2026-11-24 a claim held or did not, and intervals took sequences for independent. An audit would not sign ten of
-sixteen verdicts on this run and on the bundled model's ([the log](log/analysis.md)). Since 2026-11-25, and so after these
-results were seen, one rule grades every interval: on the claim's side it holds, on the other it does not, across both it
-cannot be told, or holds in part where the rule has parts. On this run that changed parts of URLs alone.
+sixteen verdicts on this run and on the bundled model's ([the log](log/analysis.md)). Since 2026-11-25, after these
+results were seen, one rule grades every interval: on the claim's side it holds, on the other it does not, across both
+it cannot be told, or holds in part where the rule has parts. On this run that changed parts of URLs alone.
 
 | claim | before | now | why |
 |---|---|---|---|

@@ -99,11 +99,12 @@ def draw_page(run: Run) -> None:
     own, is_tested = scope(run), frame["this_run"] != ""
     tested, untested = frame[is_tested], frame[~is_tested]
     by_others = int(((tested["scope"] != own) & (tested["verdict"] != UNTOLD)).sum())
+    by_itself = int((tested["scope"] == own).sum())
     beside = f" and {plural(len(others), 'training')} of this folder" if others else ""
     caption = (
         f"{plural(len(frame), 'claim')} about sparse FFN layers, from the paper that introduced TwELL (arXiv "
         "2603.23198) and reports on it, in our words, each with a rule that was fixed beforehand; this run "
-        f"can test {int((tested['scope'] == own).sum())}. It is one model on one text ({own}): what fails here may hold elsewhere. "
+        f"can test {by_itself}. It is one model on one text ({own}): what fails here may hold elsewhere. "
         f"{plural(by_others, 'more claim')}, between models or on trainings, can be told by other runs, named "
         f"there: the trainings that ship{beside}."
     )
