@@ -215,7 +215,7 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     links.first.click()
     page.wait_for_selector(".tw-example")
     watched.settle()
-    assert page.locator("h1").inner_text() == label
+    assert page.locator("h1").inner_text().startswith(f"{label}: ")
 
     layer, neuron = (int(word[1:]) for word in label.split("/"))
     kept = examples(run, layer, neuron)

@@ -105,12 +105,12 @@ int main() {
       std::printf("%s: %zu items of %d ... %d steps, %d columns, %d CTAs\n", what, steps.size(), steps[0],
                   steps.back(), columns, ctas);
   };
-  for (int ctas : {1, 78, 132, 144})
-    for (int columns : {1, 2, 8})
+  for (int ctas : {1, 132})
+    for (int columns : {1, 2})
       for (int items : {1, 2, 9, 40})
         for (int steps : {0, 1, 4, 7, 8, 11, 13, 17, 18, 33, 90}) check(std::vector<int>(items, steps), columns, ctas);
   uint32_t random = 1;
-  for (int round = 0; round < 300; ++round) {  // items of different lengths, a quarter of them without steps
+  for (int round = 0; round < 80; ++round) {  // items of different lengths, a quarter of them without steps
     std::vector<int> steps(1 + round % 50);
     for (int& of : steps) {
       random = random * 1664525 + 1013904223;
@@ -119,7 +119,7 @@ int main() {
     check(steps, 1 + round % 4, 132);
   }
   std::printf("%d of %d fail\n", failures, cases);
-  return failures != 0 || cases < 800;
+  return failures != 0 || cases < 256;
 }
 """
 
