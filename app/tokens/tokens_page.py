@@ -158,8 +158,8 @@ def who_decides(run: Run, rank: str) -> str:
     if rank != "mean" or len(layers) < 3 or top["share"] < DOMINANT:
         return ""
     return (
-        f"Another order than above: there layer {top['layer']:.0f} decides, which fires {percent(top['share'])} of all "
-        "neurons; here every layer has the same weight. "
+        f"Another order than above: there layer {top['layer']:.0f} decides, which has {percent(top['share'])} of all "
+        "firings; here every layer has the same weight. "
     )
 
 
