@@ -105,7 +105,7 @@ def test_a_table_in_order_of_neurons_has_them_once_and_z_beside_them(show: Show,
 
 def test_an_order_by_z_says_why_it_is_another_one(show: Show, runs: Path, made_run: Run) -> None:
     share = by_layer(made_run)["share"]
-    sentence = f"there layer {share.idxmax()} decides, which fires {percent(share.max())} of all"
+    sentence = f"there layer {share.idxmax()} decides, which has {percent(share.max())} of all firings"
     assert sentence in markup(show(runs, "tokens", run="made"))
     assert "decides" not in markup(show(runs, "tokens", run="made", rank="z"))
 
