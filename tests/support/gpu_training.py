@@ -100,3 +100,33 @@ def errors(got: Tensor, want: Tensor) -> tuple[float, float]:
     got, want = got.double(), want.double()
     off = (got - want).norm(dim=1) / want.norm(dim=1).mean().clamp(min=1e-30)
     return float(off.mean()), float(off.max())
+
+
+def assert_one_graph(**options: Any) -> None:
+    """Compile a call whole, and expect the gradients that it has uncompiled."""
+    tensors = made(1025, 512, 1024)
+
+    def loss(*values: Tensor) -> Tensor:
+        out = train_gated_ffn(*values, **options)  # type: ignore[arg-type]
+        return out.y.float().square().sum() + out.l1
+
+    torch.compiler.reset()
+    want = torch.autograd.grad(loss(*tensors), tensors)
+    got = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*tensors), tensors)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def assert_two_streams_agree(**options: Any) -> None:
+    """Run calls in two streams at once, and expect the gradients that each has alone."""
+    many = [made(1025, 512, 1024, seed=seed) for seed in range(2)]
+    want = [ours(tensors, **options)[1] for tensors in many]
+    streams = [torch.cuda.Stream() for _ in many]
+    torch.cuda.synchronize()
+    for _ in range(5):
+        got = []
+        for stream, tensors in zip(streams, many, strict=True):
+            with torch.cuda.stream(stream):
+                got.append(ours(tensors, **options)[1])
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True))

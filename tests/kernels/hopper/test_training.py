@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.gpu_training import NAMES, ON_HOPPER, SHAPES, dense, errors, exact, made, ours
-from torch import Tensor
+from support.gpu_training import (
+    NAMES,
+    ON_HOPPER,
+    SHAPES,
+    assert_one_graph,
+    assert_two_streams_agree,
+    dense,
+    errors,
+    exact,
+    made,
+    ours,
+)
 
 from twell.kernels import whole_calls
 from twell.kernels.training import choose, train_gated_ffn
@@ -113,31 +123,11 @@ def test_float32_masters_get_float32_gradients() -> None:
 
 
 def test_one_graph_when_compiled() -> None:
-    tensors = made(1025, 512, 1024)
-
-    def loss(*values: Tensor) -> Tensor:
-        out = train_gated_ffn(*values)
-        return out.y.float().square().sum() + out.l1
-
-    torch.compiler.reset()
-    want = torch.autograd.grad(loss(*tensors), tensors)
-    got = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*tensors), tensors)
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b)
+    assert_one_graph()
 
 
 def test_two_streams() -> None:
-    many = [made(1025, 512, 1024, seed=seed) for seed in range(2)]
-    want = [ours(tensors)[1] for tensors in many]
-    streams = [torch.cuda.Stream() for _ in many]
-    torch.cuda.synchronize()
-    for _ in range(5):
-        got = []
-        for stream, tensors in zip(streams, many, strict=True):
-            with torch.cuda.stream(stream):
-                got.append(ours(tensors)[1])
-        torch.cuda.synchronize()
-        assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True))
+    assert_two_streams_agree()
 
 
 def test_what_it_refuses_goes_to_the_reference_with_the_reason() -> None:

@@ -13,6 +13,8 @@ from support.gpu_training import (
     NAMES,
     ON_HOPPER,
     SHAPES,
+    assert_one_graph,
+    assert_two_streams_agree,
     dense,
     direction,
     errors,
@@ -191,31 +193,11 @@ def test_other_kinds_agree_with_the_worst_cases_workspace(
 
 @pytest.mark.parametrize("capacity", [None, 1])
 def test_one_graph_when_compiled(capacity: int | None) -> None:
-    tensors = made(1025, 512, 1024)
-
-    def loss(*values: Tensor) -> Tensor:
-        out = train_gated_ffn(*values, capacity=capacity)
-        return out.y.float().square().sum() + out.l1
-
-    torch.compiler.reset()
-    want = torch.autograd.grad(loss(*tensors), tensors)
-    got = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*tensors), tensors)
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b)
+    assert_one_graph(capacity=capacity)
 
 
 def test_two_streams(room: dict[str, Any]) -> None:
-    many = [made(1025, 512, 1024, seed=seed) for seed in range(2)]
-    want = [ours(tensors, **room)[1] for tensors in many]
-    streams = [torch.cuda.Stream() for _ in many]
-    torch.cuda.synchronize()
-    for _ in range(5):
-        got = []
-        for stream, tensors in zip(streams, many, strict=True):
-            with torch.cuda.stream(stream):
-                got.append(ours(tensors, **room)[1])
-        torch.cuda.synchronize()
-        assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True))
+    assert_two_streams_agree(**room)
 
 
 @pytest.mark.parametrize("capacity", [44, 1])

@@ -8,6 +8,7 @@
 #include "hopper/activation.cuh"
 #include "hopper/backward/params.h"
 #include "hopper/many_rows/up.cuh"
+#include "hopper/tma_launch.cuh"
 
 namespace twell::hopper {
 
@@ -201,14 +202,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// The product dy w_down^T as the kernel reads it: that of a forward pass whose up weights are the down weights.
-inline Ffn product_of_dh(const Backward& b) {
+// Launches the product dy w_down^T: it is read as that of a forward pass whose up weights are the down weights.
+template <typename T, typename Pass>
+void launch_dh_of(const Pass& b, cudaStream_t stream) {
   Ffn f{};
   f.rows = b.rows, f.d_model = b.d_model, f.d_ff = b.d_ff, f.blocks = b.blocks, f.panels = b.panels;
   f.x = b.dy, f.w_up = b.w_down;
   f.order = b.kept.order, f.unions = b.kept.unions, f.union_sizes = b.kept.union_sizes;
   f.tasks = b.tasks, f.row_sums = b.task_count - f.rows;  // `up` reads their number from there
-  return f;
+  const auto dy = tensor_map<T>(f.x, f.rows, f.d_model, kTileM);
+  const auto w = tensor_map<T>(f.w_up, f.d_ff, f.d_model, kPanelColumns);
+  launch_overlapping(dh<T, Pass>, std::min(multiprocessors(), f.blocks * f.panels), kThreads, kSharedBytes, 1, stream, dy, w, f, b);
 }
 
 }  // namespace twell::hopper

@@ -9,6 +9,7 @@
 #include "hopper/backward/even_shares.cuh"
 #include "hopper/gather.cuh"
 #include "hopper/gemm.cuh"
+#include "hopper/tma_launch.cuh"
 
 namespace twell::hopper {
 
@@ -175,6 +176,17 @@ __global__ void __launch_bounds__(kThreads, 1) gathered_product(const __grid_con
     registers_up<kConsumerRegisters>();
     consume_product(job, s, memory, shares, Consumer::here());
   }
+}
+
+template <typename Job>
+void launch_product(const typename Job::Pass& b, cudaStream_t stream) {
+  launch_overlapping(gathered_product<Job>, std::min(multiprocessors(), kMostCtas), kThreads, kProductSharedBytes, 1, stream, b);
+}
+
+// Launches a product whose results are weights' gradients, of float32 or of 16 bits.
+template <typename Wide, typename Narrow>
+void launch_weights_product(const typename Wide::Pass& b, cudaStream_t stream) {
+  b.float_weights ? launch_product<Wide>(b, stream) : launch_product<Narrow>(b, stream);
 }
 
 }  // namespace twell::hopper

@@ -10,6 +10,7 @@
 
 #include "hopper/backward/params.h"
 #include "hopper/gemm.cuh"
+#include "hopper/tma_launch.cuh"
 
 namespace twell::hopper {
 
@@ -153,6 +154,15 @@ static __global__ void __launch_bounds__(kListThreads) place_values(const Backwa
     const int token = before[word] + __popc(marks[word] & ((1u << (row % 32)) - 1)), column = token % kChunk;
     b.places[value] = static_cast<uint32_t>(chunk_at(b, group, token / kChunk) + neuron * kChunk + (((column >> 3) ^ (neuron & 7)) << 3) + (column & 7));
   });
+}
+
+// Launches what lists the tokens of each group of neurons, before values are placed.
+template <typename Pass>
+void launch_lists_of(const Pass& b, cudaStream_t stream) {
+  const int per_cta = kRankThreads / kRankShare;
+  launch_overlapping(rank_neurons<Pass>, (b.d_ff + per_cta - 1) / per_cta, kRankThreads, b.d_ff * 4, 1, stream, b);
+  launch_overlapping(mark_tokens<Pass>, b.blocks, kListThreads, b.panels * (16 + kPanelColumns * 2), 1, stream, b, multiprocessors());
+  launch_overlapping(list_tokens<Pass>, b.panels, kListThreads, 0, 1, stream, b);
 }
 
 }  // namespace twell::hopper

@@ -1,5 +1,4 @@
 #include "hopper/backward/compact/dense.cuh"
-#include "hopper/tma_launch.cuh"
 
 namespace twell::hopper {
 
@@ -15,13 +14,12 @@ void launch_dense_values<TWELL_T>(const CompactBackward& b, bool by_neuron, cuda
 
 template <>
 void launch_dense_dx<TWELL_T>(const CompactBackward& b, cudaStream_t stream) {
-  launch_overlapping(gathered_product<DenseDxJob<TWELL_T>>, std::min(multiprocessors(), kMostCtas), kThreads, kProductSharedBytes, 1, stream, b);
+  launch_product<DenseDxJob<TWELL_T>>(b, stream);
 }
 
 template <>
 void launch_dense_weights<TWELL_T>(const CompactBackward& b, cudaStream_t stream) {
-  const auto run = b.float_weights ? gathered_product<DenseWeightsJob<TWELL_T, float>> : gathered_product<DenseWeightsJob<TWELL_T, TWELL_T>>;
-  launch_overlapping(run, std::min(multiprocessors(), kMostCtas), kThreads, kProductSharedBytes, 1, stream, b);
+  launch_weights_product<DenseWeightsJob<TWELL_T, float>, DenseWeightsJob<TWELL_T, TWELL_T>>(b, stream);
 }
 
 }  // namespace twell::hopper
