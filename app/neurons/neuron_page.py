@@ -257,16 +257,14 @@ def draw_page(run: Run) -> None:
     draw_first_written(run, layer, neuron)
     with widgets.show_errors():
         draw_examples(run, layer, neuron)
-    with st.container(key="pair-weights"):
-        left, right = st.columns(2, gap="large")
+    left, right = widgets.pair("pair-weights")
     with left, widgets.show_errors():
         draw_logits(run, layer, neuron)
     with right, widgets.show_errors():
         draw_answers(run, layer, neuron)
     with widgets.show_errors():
         draw_neighbours(run, layer, neuron)
-    with st.container(key="pair"):
-        left, right = st.columns(2, gap="large")
+    left, right = widgets.pair("pair")
     with left, widgets.show_errors():
         draw_rank(run, row)
     with right, widgets.show_errors():

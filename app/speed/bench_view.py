@@ -40,8 +40,7 @@ def draw_bench(run: Run) -> None:
     sparse = synthetic[synthetic["sparse"]]
     has_curve = sparse["nnz_mean"].nunique() > 1
     if len(layers) and has_curve:
-        with st.container(key="pair-bench"):
-            left, right = st.columns(2, gap="large")
+        left, right = widgets.pair("pair-bench")
     else:
         left = right = st.container()
     if len(layers):

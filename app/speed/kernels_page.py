@@ -224,8 +224,7 @@ def draw_timings(run: Run) -> None:
         note_reference_kernel(run)
         draw_layer_times(run, result)
     else:
-        with st.container(key="pair"):
-            left, right = st.columns(2, gap="large")
+        left, right = widgets.pair("pair")
         with left:
             draw_layer_times(run, result)
         with right:

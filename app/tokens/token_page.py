@@ -12,14 +12,13 @@ from twell import analysis
 from twell.analysis.figures.tokens import profile
 from twell.analysis.statistics import t_half
 from twell.app.tokens.token_data import ALL_TOKENS, address_filters
-from twell.app.tokens.token_neurons import neurons_caption, neurons_html, neurons_of
-from twell.app.tokens.token_rows import titled_row
+from twell.app.tokens.token_neurons import neurons_of
+from twell.app.tokens.token_rows import draw_neurons, titled_row
 from twell.app.tokens.word_view import draw_word
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, visible, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run, parameter, run_name, whole_number
-from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 OCCURRENCES = 50  # shown at most
@@ -55,19 +54,6 @@ def draw_layers(run: Run, token: int) -> None:
     caption = "Standard deviations from each layer's mean nnz, with 95 % intervals clustered by document."
     widgets.heading("Over the layers", caption, result)
     widgets.draw(profile(result.frame), "profile", "The token's z by layer")
-
-
-def draw_neurons(run: Run, token: int) -> None:
-    """Draw the neurons with examples at the token with id `token`."""
-    title = "Neurons of this token"
-    try:
-        result = query(run, neurons_of, token=token)
-        frame = result.frame
-    except Missing:
-        widgets.heading(title)
-        raise
-    widgets.heading(title, neurons_caption(frame), result)
-    st.html(neurons_html(frame))
 
 
 def draw_occurrences(run: Run, token: int, count: int) -> None:
@@ -138,12 +124,11 @@ def draw_page(run: Run) -> None:
     if row is None:
         return
     draw_numbers(run, row)
-    with st.container(key="pair"):
-        left, right = st.columns(2, gap="large")
+    left, right = widgets.pair("pair")
     with left, widgets.show_errors():
         draw_layers(run, int(row["token_id"]))
     with right, widgets.show_errors():
-        draw_neurons(run, int(row["token_id"]))
+        draw_neurons(run, "token", neurons_of, token=int(row["token_id"]))
     with widgets.show_errors():
         draw_occurrences(run, int(row["token_id"]), int(row["count"]))
 

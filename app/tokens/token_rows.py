@@ -1,11 +1,12 @@
 """Rows of tokens or words: how many neurons each fires, with an interval, and one place where it stands in the text.
 
-Every row is one link, to the page of the token or the word.
+Every row is one link, to the page of the token or the word, which begins with its title and has its neurons.
 """
 
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -14,9 +15,10 @@ import streamlit as st
 from twell.analysis.statistics import t_half
 from twell.analysis.tokens.contexts import one_place_each
 from twell.analysis.tokens.text_search import first_places
+from twell.app.tokens.token_neurons import neurons_caption, neurons_html
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, running, token_html, typeset, visible, whole
-from twell.app.ui.query import fetch
+from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import link
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -121,3 +123,16 @@ def _snippet(text: tuple[str, str, str] | None) -> str:
         f"<mark>{html.escape(visible(token))}</mark>"
         f'<span class="after">{html.escape(running(after[:60]))}</span></span>'
     )
+
+
+def draw_neurons(run: Run, noun: str, find: Callable[..., pd.DataFrame], **of: Any) -> None:
+    """Draw the neurons with examples at a token or a word. noun: which of them; find: finds them; of: its arguments"""
+    title = f"Neurons of this {noun}"
+    try:
+        result = query(run, find, **of)
+        frame = result.frame
+    except Missing:
+        widgets.heading(title)
+        raise
+    widgets.heading(title, neurons_caption(frame, noun), result)
+    st.html(neurons_html(frame))

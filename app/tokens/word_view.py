@@ -12,8 +12,7 @@ from twell.analysis.figures.tokens import MIN_COUNT, word_by_layer
 from twell.analysis.statistics import t_half
 from twell.analysis.tokens.text_search import around_word, places_of
 from twell.app.tokens.token_data import ALL_TOKENS
-from twell.app.tokens.token_neurons import neurons_caption, neurons_html
-from twell.app.tokens.token_rows import titled_row
+from twell.app.tokens.token_rows import draw_neurons, titled_row
 from twell.app.tokens.word_data import with_nnz, word_layers, word_neurons, word_tokens
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole
@@ -46,12 +45,11 @@ def draw_word(run: Run, word: str) -> None:
     with widgets.show_errors():
         run.files("activity")  # raises Missing, with the reason
         draw_tokens(run, word)
-        with st.container(key="pair"):
-            left, right = st.columns(2, gap="large")
+        left, right = widgets.pair("pair")
         with left, widgets.show_errors():
             draw_layers(run, word)
         with right, widgets.show_errors():
-            draw_neurons(run, word)
+            draw_neurons(run, "word", word_neurons, word=word)
         draw_places(run, word)
 
 
@@ -62,19 +60,6 @@ def draw_layers(run: Run, word: str) -> None:
     caption = f"Mean nnz of {tokens} of this word (filled) and of all tokens of the run (open); axis logarithmic."
     widgets.heading("Over the layers", caption, result)
     widgets.draw(word_by_layer(result.frame), "word-layers", "The word's mean nnz by layer, beside the run's")
-
-
-def draw_neurons(run: Run, word: str) -> None:
-    """Draw the neurons with examples at the word's tokens."""
-    title = "Neurons of this word"
-    try:
-        result = query(run, word_neurons, word=word)
-        frame = result.frame
-    except Missing:
-        widgets.heading(title)
-        raise
-    widgets.heading(title, neurons_caption(frame, "word"), result)
-    st.html(neurons_html(frame))
 
 
 def rank_of(frame: pd.DataFrame, row: pd.Series) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from twell.analysis.figures.style import CONFIG
 from twell.app.ui.formatting import number, plural, typeset
@@ -34,6 +35,12 @@ def title(question: str) -> None:
 def note(markup: str, width: Any = "stretch") -> None:
     """Draw a quiet line of HTML."""
     st.html(f'<p class="tw-note">{markup}</p>', width=width)
+
+
+def pair(key: str) -> tuple[DeltaGenerator, DeltaGenerator]:
+    """Return two columns side by side, which stand one below the other on a narrow screen. key: of their container"""
+    with st.container(key=key):
+        return st.columns(2, gap="large")
 
 
 def heading(name: str, caption: str = "", result: QueryResult | None = None, key: str = "") -> None:
