@@ -23,7 +23,7 @@ from twell.kernels.backends.selection import BANDS, Bounds, Rows, Selection
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import TwELL
 
-BY_TILES = True  # of scans on a GPU: 1.2 to 8 times as fast as by rows, the more the denser rows are
+BY_TILES = True  # of scans on a GPU: 1.1 to 8 times as fast as by rows, the more the denser rows are
 DTYPES = {"cuda": (torch.bfloat16, torch.float16), "cpu": (torch.float32, torch.bfloat16)}
 CPU = Library(
     "selection_cpu",
