@@ -17,8 +17,8 @@ def fired_by(pattern: Tensor, d_model: int) -> tuple[Tensor, Tensor]:
     """Return x [n, d_model] and gate weights [d_ff, d_model], of bfloat16, by which the pattern fires.
 
     pattern: bool [n, d_ff]. Weights are random unit rows, and -1 for a column of x that is 1 everywhere, which keeps
-    what does not fire below 0; x is moved along each row of weights by what it lacks of a margin, again and again. A row that
-    fires so many that no x is found, some 1 000 of 5 632, may end without finite values, and fires nothing then.
+    what does not fire below 0; x is moved along each row of weights by what it lacks of a margin, again and again. A
+    row that fires so many that no x is found, some 1 000 of 5 632, may end without finite values; it fires nothing.
     """
     generator = torch.Generator(pattern.device).manual_seed(0)
     directions = torch.randn(pattern.shape[1], d_model - 1, generator=generator, device=pattern.device)
