@@ -15,7 +15,7 @@ from twell.analysis.activity.layers import by_layer
 from twell.analysis.compare import compare_layers, compare_positions, compare_runs
 from twell.analysis.figures.labels import number, percent, signed, times
 from twell.analysis.figures.small_multiples import small_multiples
-from twell.analysis.figures.style import AMBER, BLUE, GREY, finish, layer_axis, spans, whiskers
+from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GREY, dots, finish, layer_axis, spans
 from twell.workbench.run.store import Run
 
 OTHERS = (AMBER, GREY, "#3a9e7d", "#a05fc4", "#c4504f")  # of trainings beside the one that is shown
@@ -73,15 +73,8 @@ def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
         wide = frame.pivot(index="layer", columns="run", values=measure)
         form = ".4~g" if measure == "mean" else ".4~%"
         if {0, 1} <= set(wide.columns):
-            figure.add_scatter(
-                **spans(wide[0], wide[1], wide.index),
-                mode="lines",
-                line={"color": GREY, "width": 1.5},
-                opacity=0.5,
-                hoverinfo="skip",
-                row=1,
-                col=column,
-            )
+            joined = spans(wide[0], wide[1], wide.index, line={"color": GREY, "width": 1.5}, opacity=0.5)
+            figure.add_trace(joined, row=1, col=column)
         for run, marker in enumerate(MARKERS):
             rows = frame[frame["run"] == run]
             figure.add_scatter(
@@ -110,19 +103,18 @@ def differences(frame: pd.DataFrame) -> go.Figure:
     """
     layers = [int(layer) for layer in frame["layer"]]
     figure = go.Figure(
-        go.Scatter(
-            x=frame["difference"],
-            y=layers,
-            mode="markers",
-            marker={"color": BLUE, "size": 8},
-            error_x=whiskers(frame["low"], frame["difference"], frame["high"]),
+        dots(
+            frame["difference"],
+            layers,
+            frame["low"],
+            frame["high"],
             text=[f"{signed(r.difference)} (95 % {signed(r.low)} to {signed(r.high)})" for r in frame.itertuples()],
             hovertemplate="layer %{y:.0f}: %{text}<extra></extra>",
         )
     )
     finish(figure, 90 + max(18, min(34, 800 // max(len(layers), 1))) * max(len(layers), 4), left=44, right=76)
     layer_axis(figure, layers)
-    figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"})
+    figure.add_vline(x=0, line=DOTTED)
     at_right = {"xref": "paper", "xanchor": "left", "x": 1, "xshift": 8, "showarrow": False, "font": {"size": 12}}
     figure.update_layout(annotations=[{**at_right, "text": times(r.ratio), "y": r.layer} for r in frame.itertuples()])
     figure.update_xaxes(title="difference of mean nnz, neurons per token")
@@ -147,7 +139,7 @@ def frontier(frame: pd.DataFrame, current: str) -> go.Figure:
         x=line["share"],
         y=line["loss"],
         mode="lines",
-        line={"color": GREY, "width": 1, "dash": "dot", "shape": "hv"},
+        line={**DOTTED, "shape": "hv"},
         hoverinfo="skip",
     )
     figure.add_scatter(

@@ -14,7 +14,18 @@ from plotly.subplots import make_subplots
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.activity.positions import position_blocks
 from twell.analysis.figures.labels import number, percent, times, whole
-from twell.analysis.figures.style import BLUE, GREY, SCALE, color_bar, finish, layer_axis, log_ticks, panel_title, spans
+from twell.analysis.figures.style import (
+    BLUE,
+    DOTTED,
+    GREY,
+    SCALE,
+    color_bar,
+    finish,
+    layer_axis,
+    log_ticks,
+    panel_title,
+    spans,
+)
 from twell.analysis.speed.speedup import speedup
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -142,15 +153,8 @@ def _add_quantiles(figure: go.Figure, layers: pd.DataFrame, column: int) -> None
     """Add a dot at each layer's mean nnz, on a line from p10 to p90, to panel `column`; logarithmic from 1 on."""
     low, high = np.maximum(layers["p10"], 1), np.maximum(layers["p90"], 1)
     mean = np.maximum(layers["mean"], 1)
-    figure.add_scatter(
-        **spans(low, high, layers["layer"]),
-        mode="lines",
-        line={"color": BLUE, "width": 5},
-        opacity=0.3,
-        hoverinfo="skip",
-        row=1,
-        col=column,
-    )
+    middle = spans(low, high, layers["layer"], line={"color": BLUE, "width": 5}, opacity=0.3)
+    figure.add_trace(middle, row=1, col=column)
     figure.add_scatter(
         x=mean,
         y=layers["layer"],
@@ -215,4 +219,4 @@ def _add_bars(
         tick_labels = [form(tick) for tick in ticks]
     figure.update_xaxes(tickvals=ticks, ticktext=tick_labels, tickangle=0, row=1, col=column)
     if is_speedup and longest > 1:
-        figure.add_vline(x=1, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=column)
+        figure.add_vline(x=1, line=DOTTED, row=1, col=column)

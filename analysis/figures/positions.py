@@ -12,7 +12,7 @@ from twell.analysis.activity.position_decay import position_fit
 from twell.analysis.activity.positions import by_position
 from twell.analysis.figures.labels import number, number_range, whole
 from twell.analysis.figures.small_multiples import small_multiples
-from twell.analysis.figures.style import BLUE, finish, log_axis
+from twell.analysis.figures.style import dots, finish, log_axis
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -109,18 +109,11 @@ def decay_lengths(fits: pd.DataFrame) -> go.Figure:
     drawn = rows = described(fits).reset_index(drop=True).assign(row=lambda frame: range(len(frame)))
     names = ["all layers" if layer < 0 else f"L{layer}" for layer in rows["layer"]]
     figure = go.Figure(
-        go.Scatter(
-            x=drawn["decay"],
-            y=drawn["row"],
-            mode="markers",
-            marker={"color": BLUE, "size": 8},
-            error_x={
-                "type": "data",
-                "array": drawn["decay_high"] - drawn["decay"],
-                "arrayminus": drawn["decay"] - drawn["decay_low"],
-                "thickness": 1.4,
-                "width": 0,
-            },
+        dots(
+            drawn["decay"],
+            drawn["row"],
+            drawn["decay_low"],
+            drawn["decay_high"],
             text=[_tooltip(row) for row in drawn.itertuples()],
             hovertemplate="%{text}<extra></extra>",
         )

@@ -17,7 +17,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.analysis.figures.labels import whole
-from twell.analysis.figures.style import AMBER, BLUE, GREY, GRID, WORDS, ZERO, finish
+from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GRID, WORDS, ZERO, finish
 
 RATIOS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # ticks of a logarithmic axis of ratios
 BESIDE, BETWEEN = 0.09, 30  # between panels: as a share of a panel's width; in pixels of height
@@ -137,8 +137,7 @@ def _frames(corners: dict[int, tuple[float, float]], across: Scale, up: Scale) -
     grid += [((x, x + 1), (y + tick, y + tick)) for x, y in corners.values() for tick in ys]
     one = float(up.to_unit(1.0))
     level = [((x, x + 1), (y + one, y + one)) for x, y in corners.values()]
-    dotted = {"color": GREY, "width": 1, "dash": "dot"}
-    return [_lines(grid, line={"color": GRID, "width": 1}), _lines(level, line=dotted)]
+    return [_lines(grid, line={"color": GRID, "width": 1}), _lines(level, line=DOTTED)]
 
 
 def _curves(points: pd.DataFrame) -> list[dict[str, Any]]:
@@ -151,8 +150,8 @@ def _curves(points: pd.DataFrame) -> list[dict[str, Any]]:
     line |= {"text": [hover for p in by_layer for hover in (*p["hover"], None)], "hoverinfo": "text"}
     traces = [_lines(bands, **fill), line]
     if "fit" in points and points["fit"].notna().any():
-        dotted = {"color": WORDS, "width": 1.6, "dash": "dash"}
-        traces.append(_lines(((p["x"], p["fit"]) for p in by_layer if p["fit"].notna().all()), line=dotted))
+        dashed = {"color": WORDS, "width": 1.6, "dash": "dash"}
+        traces.append(_lines(((p["x"], p["fit"]) for p in by_layer if p["fit"].notna().all()), line=dashed))
     return traces
 
 

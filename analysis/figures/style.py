@@ -22,6 +22,7 @@ GRID = "rgba(139, 149, 161, 0.22)"
 SCALE = [[0.0, "rgba(47, 126, 216, 0.05)"], [0.5, "rgba(47, 126, 216, 0.42)"], [1.0, "rgba(47, 126, 216, 0.85)"]]
 CONFIG = {"displaylogo": False, "displayModeBar": False, "scrollZoom": False, "responsive": True}
 ZERO = 0.5  # where a logarithmic axis shows 0
+DOTTED = {"color": GREY, "width": 1, "dash": "dot"}  # the line of the value that others are read against
 
 
 def finish(
@@ -63,16 +64,28 @@ def layer_axis(figure: go.Figure, layers: list[int], evenly: bool = False, **whe
     figure.update_yaxes(tickvals=lines[::step], ticktext=layer_names(layers[::step]), range=limits, **where)
 
 
-def spans(low: Sequence[float], high: Sequence[float], rows: Sequence[float]) -> dict[str, list[float | None]]:
-    """Return x and y of one trace that draws a horizontal line from `low` to `high` at each of `rows`."""
+def layers_across(figure: go.Figure, layers: list[int]) -> None:
+    """Name layers along the x axis, whose values are layer numbers: at most 24 of them."""
+    named = layers[:: max(1, math.ceil(len(layers) / 24))]
+    figure.update_xaxes(tickvals=named, ticktext=layer_names(named), showgrid=False)
+
+
+def spans(low: Sequence[float], high: Sequence[float], rows: Sequence[float], **look: Any) -> go.Scatter:
+    """Return one trace that draws a horizontal line from `low` to `high` at each of `rows`; look: its line, opacity."""
     ends = [(x, y) for a, b, y in zip(low, high, rows, strict=True) for x in (a, b, None)]
-    return {"x": [x for x, _ in ends], "y": [y for _, y in ends]}
+    return go.Scatter(x=[x for x, _ in ends], y=[y for _, y in ends], mode="lines", hoverinfo="skip", **look)
 
 
 def whiskers(low: pd.Series, value: pd.Series, high: pd.Series, thickness: float = 1.4, **look: Any) -> dict[str, Any]:
     """Return plotly's error bars from `low` to `high` around each value; `look` holds further settings of them."""
     bars = {"type": "data", "array": high - value, "arrayminus": value - low}
     return {**bars, "thickness": thickness, "width": 0, **look}
+
+
+def dots(x: pd.Series, y: Sequence[float], low: pd.Series, high: pd.Series, size: int = 8, **text: Any) -> go.Scatter:
+    """Return a trace with a blue dot a row and a line from `low` to `high` through it; text: what a dot says."""
+    look: dict[str, Any] = {"mode": "markers", "marker": {"color": BLUE, "size": size}}
+    return go.Scatter(x=x, y=y, error_x=whiskers(low, x, high), **look, **text)
 
 
 def panel_title(name: str, column: int, above: int = 22) -> dict[str, Any]:

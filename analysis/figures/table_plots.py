@@ -246,7 +246,7 @@ def clusters(table: pd.DataFrame) -> Figure:
 
 def dressed(figure: Figure) -> Figure:
     """Return a figure of a table in the dashboard's style: no background, its colors, names at the right."""
-    from twell.analysis.figures.style import AMBER, BLUE, GREY, finish  # which load plotly
+    from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GREY, finish  # which load plotly
 
     left, height = figure.layout.margin.l or 56, figure.layout.height or HEIGHT
     named = len([trace for trace in figure.data if trace.name and trace.showlegend is not False]) > 1
@@ -271,5 +271,5 @@ def dressed(figure: Figure) -> Figure:
             for axis in ("error_x", "error_y"):
                 if trace[axis].array is not None:
                     trace.update({axis: {"color": color, "width": 0, "thickness": 1.4}})
-    figure.update_shapes(line={"color": GREY, "width": 1, "dash": "dot"})
+    figure.update_shapes(line=DOTTED)
     return figure

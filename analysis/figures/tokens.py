@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from twell.analysis.figures.labels import percent, plot_label
-from twell.analysis.figures.style import BLUE, GREY, finish, layer_names, log_ticks, panel_title, whiskers
+from twell.analysis.figures.style import BLUE, DOTTED, GREY, dots, finish, layers_across, log_ticks, panel_title
 from twell.analysis.statistics import t_half
 
 ENDS = ("most active", "least active")
@@ -110,7 +108,7 @@ def ranking(both: pd.DataFrame) -> go.Figure:
             col=column,
         )
         if axis == Z_AXIS:
-            figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=column)
+            figure.add_vline(x=0, line=DOTTED, row=1, col=column)
     finish(figure, 80 + 22 * row_count, left=110, top=26)
     figure.update_yaxes(tickfont={"family": "Source Code Pro, monospace", "size": 12})
     figure.update_xaxes(range=reach, title=axis)
@@ -122,19 +120,19 @@ def class_dots(frame: pd.DataFrame) -> go.Figure:
     """Return the mean z of each class of tokens with its 95 % interval (`analysis.token_classes`)."""
     y = list(range(len(frame)))
     figure = go.Figure(
-        go.Scatter(
-            x=frame["z"],
-            y=y,
-            mode="markers",
-            marker={"color": BLUE, "size": 9},
-            error_x=whiskers(frame["low"], frame["z"], frame["high"]),
+        dots(
+            frame["z"],
+            y,
+            frame["low"],
+            frame["high"],
+            size=9,
             customdata=frame[["tokens", "count", "mean", "loss_mean"]],
             hovertemplate="z %{x:.2f}, mean nnz %{customdata[2]:.3g}, loss %{customdata[3]:.2f} nats<br>"
             "%{customdata[1]:,} tokens, %{customdata[0]:,} distinct<extra></extra>",
         )
     )
     finish(figure, 90 + 30 * len(frame), left=190, top=16)
-    figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"})
+    figure.add_vline(x=0, line=DOTTED)
     names = [f"{name} · {percent(share)}" for name, share in zip(frame["class"], frame["share"], strict=True)]
     figure.update_yaxes(tickvals=y, ticktext=names, range=[len(frame) - 0.4, -0.6], showgrid=False)
     figure.update_xaxes(title=Z_AXIS, range=readable_range(frame["low"], frame["z"], frame["high"]))
@@ -161,9 +159,7 @@ def word_by_layer(frame: pd.DataFrame) -> go.Figure:
             hovertemplate=f"layer %{{x:.0f}}: %{{y:.3g}} neurons, {name}<extra></extra>",
         )
     finish(figure, 250)
-    layers = [int(layer) for layer in frame["layer"]]
-    labelled = layers[:: max(1, math.ceil(len(layers) / 24))]
-    figure.update_xaxes(tickvals=labelled, ticktext=layer_names(labelled), showgrid=False)
+    layers_across(figure, [int(layer) for layer in frame["layer"]])
     values = pd.concat([frame["nnz"], frame["run_nnz"]])
     values = values[values > 0]
     ticks, texts = log_ticks(float(values.min()), float(values.max())) if len(values) else ([], [])
@@ -188,9 +184,7 @@ def profile(frame: pd.DataFrame) -> go.Figure:
         )
     )
     finish(figure, 250)
-    figure.add_hline(y=0, line={"color": GREY, "width": 1, "dash": "dot"})
-    layers = [int(layer) for layer in frame["layer"]]
-    labelled = layers[:: max(1, math.ceil(len(layers) / 24))]
-    figure.update_xaxes(tickvals=labelled, ticktext=layer_names(labelled), showgrid=False)
+    figure.add_hline(y=0, line=DOTTED)
+    layers_across(figure, [int(layer) for layer in frame["layer"]])
     figure.update_yaxes(title="z, standard deviations")
     return figure

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twell.analysis.figures.style import AMBER, BLUE, GREY, finish, log_ticks, panel_title
+from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GREY, finish, log_ticks, panel_title
 from twell.app.ui.formatting import number, percent, times
 
 SPEEDS = {  # column: its name at the line, and its look
@@ -45,7 +45,7 @@ def cost_and_gain(table: pd.DataFrame) -> go.Figure:
     finish(figure, 340, top=36, right=110)
     figure.update_yaxes(tickformat="+.3~%", row=1, col=1)
     figure.update_yaxes(ticksuffix=" ×", row=1, col=2)
-    figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=2)
+    figure.add_hline(y=1, line=DOTTED, row=1, col=2)
     titles = ("held-out loss over that without L1", "dense time over sparse time")
     for panel, title in enumerate(titles, start=1):
         figure.add_annotation(panel_title(title, panel))

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from twell.analysis.ablations.allocation import allocation
 from twell.analysis.ablations.by_condition import effects
 from twell.analysis.figures.labels import percent
-from twell.analysis.figures.style import AMBER, BLUE, GREY, WORDS, finish, layer_axis, whiskers
+from twell.analysis.figures.style import AMBER, BLUE, GREY, WORDS, dots, finish, layer_axis, whiskers
 from twell.analysis.neurons.effects import neuron_effects
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -83,12 +83,11 @@ def loss_by_layer(rows: pd.DataFrame) -> go.Figure:
     """
     layers = [int(layer) for layer in rows["layer"]]
     figure = go.Figure(
-        go.Scatter(
-            x=rows["change"],
-            y=rows["layer"],
-            error_x=whiskers(rows["low"], rows["change"], rows["high"]),
-            mode="markers",
-            marker={"color": BLUE, "size": 8},
+        dots(
+            rows["change"],
+            rows["layer"],
+            rows["low"],
+            rows["high"],
             hovertemplate="layer %{y}: %{x:+.4f} nats a token<extra></extra>",
         )
     )

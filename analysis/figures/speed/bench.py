@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from twell.analysis.figures.labels import times
 from twell.analysis.figures.speed.timings import figure_height, time_unit
-from twell.analysis.figures.style import AMBER, BLUE, GREY, finish, layer_axis, log_axis, log_ticks, whiskers
+from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GREY, finish, layer_axis, log_axis, log_ticks, whiskers
 
 FAINT = "rgba(139, 149, 161, 0.45)"
 OPEN = {"size": 11, "line": {"width": 2}}
@@ -115,7 +115,7 @@ def speed_by_nnz(frame: pd.DataFrame, height: int) -> go.Figure:
             )
     finish(figure, height, top=80)
     figure.update_layout(showlegend=True, legend=LEGEND_ABOVE)
-    figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"})
+    figure.add_hline(y=1, line=DOTTED)
     low, high = float(frame["nnz_mean"].min()), float(frame["nnz_mean"].max())
     log_axis(figure, low / 1.3, high * 1.3, "mean nnz, neurons")
     figure.update_yaxes(title="speedup, × dense", range=[0, max(1.15, float(frame["speedup"].max()) * 1.1)])

@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.analysis.figures.labels import times
-from twell.analysis.figures.style import BLUE, GREY, finish, layer_axis, layer_names, log_axis, log_ticks, spans
+from twell.analysis.figures.style import BLUE, DOTTED, GREY, finish, layer_axis, layer_names, log_axis, log_ticks, spans
 from twell.workbench.run.schema import PREFILL
 from twell.workbench.run.store import Run
 
@@ -35,15 +35,7 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
     layers = [int(layer) for layer in frame["layer"]]
     unit, scale = time_unit(float(frame[["dense_us", "sparse_us"]].max().max()))
     frame = frame.assign(dense=frame["dense_us"] * scale, sparse=frame["sparse_us"] * scale)
-    figure = go.Figure(
-        go.Scatter(
-            **spans(frame["dense"], frame["sparse"], layers),
-            mode="lines",
-            line={"color": GREY, "width": 1.5},
-            opacity=0.6,
-            hoverinfo="skip",
-        )
-    )
+    figure = go.Figure(spans(frame["dense"], frame["sparse"], layers, line={"color": GREY, "width": 1.5}, opacity=0.6))
     markers: dict[str, dict[str, Any]] = {
         "dense": {"color": GREY, "size": 12, "symbol": "circle-open", "line": {"width": 2}},
         "sparse": {"color": BLUE, "size": 8},
@@ -107,7 +99,7 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
         )
     )
     finish(figure, min(figure_height(len(frame)), 440), top=36)
-    figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"})
+    figure.add_hline(y=1, line=DOTTED)
     figure.add_annotation(
         text="as fast as dense",
         xref="paper",
