@@ -25,7 +25,8 @@ NEIGHBOURS = [  # rows, neurons to a tile on 132 multiprocessors where d_model i
 ]  # fmt: skip
 CUDA = torch.device("cuda")
 LAUNCHES = 2000  # of each thread, where threads are to meet in one
-Run = Callable[[], tuple[Tensor, Stats]]
+Results = tuple[Tensor, Stats]
+Run = Callable[[], Results]
 Result = TypeVar("Result")
 
 
@@ -114,12 +115,22 @@ def assert_same(name: str, got: Any, expected: Any, spill: bool = True) -> None:
         assert got == expected, name
 
 
-def both(params: FFNParams) -> tuple[tuple[Tensor, Stats], tuple[Tensor, Stats]]:
-    """Run a call by `hopper` and by the reference; return y and stats of each."""
-    return hopper.run(params), reference.run(params)
+def assert_same_results(got: Results, expected: Results, about: object = "", spill: bool = True) -> None:
+    """Compare y and the statistics of two calls as `assert_same` does. about: the call, for a failure's message."""
+    assert_same(f"y {about}", got[0], expected[0])
+    assert_same(f"stats {about}", got[1], expected[1], spill)
 
 
-def assert_probes_change_nothing_else(run: Callable[[FFNParams], tuple[Tensor, Stats]], params: FFNParams) -> None:
+def assert_right(kernel: ModuleType, params: FFNParams, about: object = "", spill: bool = True) -> Stats:
+    """Run a call over memory of NaN, expect the bits of the reference, and return the statistics."""
+    expected = reference.run(params)
+    poison()
+    got = kernel.run(params)
+    assert_same_results(got, expected, about, spill)
+    return got[1]
+
+
+def assert_probes_change_nothing_else(run: Callable[[FFNParams], Results], params: FFNParams) -> None:
     """Run a call with fewer probes: the same bits of y, and no other statistics than the call asks for."""
     y, stats = run(params)
     for probes in ("none", "counts"):
@@ -155,6 +166,14 @@ def assert_same_in_a_graph(run: Run, y: Tensor, stats: Stats) -> None:
     graph.replay()
     assert_same("y", captured, y)
     assert_same("nnz", counts.nnz, stats.nnz)
+
+
+def assert_same_on_two_streams_and_in_a_graph(run: Run) -> None:
+    """Expect the bits of a call from calls on two streams at once, and from a captured one."""
+    alone = run()
+    for other in on_two_streams(run):
+        assert_same_results(other, alone)
+    assert_same_in_a_graph(run, *alone)
 
 
 def normal_ffn(n: int, d_model: int, d_ff: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

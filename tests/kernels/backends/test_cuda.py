@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from support import gpu_checks
 from support.gpu_checks import (
     CUDA,
     assert_as_exact_as_dense,
     assert_probes_change_nothing_else,
     assert_same,
     assert_same_in_a_graph,
+    assert_same_results,
     make,
     normal_ffn,
-    poison,
     skip_without,
 )
 from torch import Tensor
@@ -40,15 +41,7 @@ def ffn() -> Make:
     return make
 
 
-def assert_right(params: FFNParams, about: Any = "") -> Stats:
-    expected_y, expected = reference.run(params)
-    poison()
-    y, stats = cuda.run(params)
-    assert_same(f"y {about}", y, expected_y)
-    assert_same(f"stats {about}", stats, expected, spill=False)
-    return stats
-
-
+assert_right = partial(gpu_checks.assert_right, cuda, spill=False)
 ROWS = (1, 2, 16, 17, 32, 33, 127, 128, 129, 256, 257, 1000, 1025, 4097)
 SIZES = [  # d_model, d_ff, quiet: one past every tile and one short of it, few neurons fired and many
     (8, 8, 0),
@@ -143,9 +136,7 @@ def test_passes_of_a_small_workspace_add_up(ffn: Make, monkeypatch: pytest.Monke
     params = ffn(1500, 64, 512, 8)
     whole = cuda.run(params)
     monkeypatch.setattr(gpu, "MAX_WORKSPACE", 1)
-    y, stats = cuda.run(params)
-    assert_same("y", y, whole[0])
-    assert_same("stats", stats, whole[1], spill=False)
+    assert_same_results(cuda.run(params), whole, spill=False)
 
 
 @pytest.mark.gpu
@@ -159,14 +150,13 @@ def test_same_bits_again_on_other_streams_from_two_threads_and_in_graphs(ffn: Ma
             torch.cuda.current_stream().synchronize()
         return out
 
-    y, stats = run()
+    alone = run()
     torch.cuda.synchronize()
     with ThreadPoolExecutor(2) as threads:
         for outcomes in threads.map(on_a_stream, range(2)):
-            for other, counted in outcomes:
-                assert_same("y", other, y)
-                assert_same("stats", counted, stats, spill=False)
-    assert_same_in_a_graph(run, y, stats)
+            for other in outcomes:
+                assert_same_results(other, alone, spill=False)
+    assert_same_in_a_graph(run, *alone)
 
 
 @pytest.mark.gpu

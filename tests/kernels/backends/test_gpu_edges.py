@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.gpu_checks import CUDA, assert_same, make, plan_small_calls, poison, skip_without, uneven
+from support.gpu_checks import CUDA, assert_right, make, plan_small_calls, poison, skip_without, uneven
 from torch import Tensor
 
-from twell.kernels.backends import cuda, gpu, hopper, reference
+from twell.kernels.backends import cuda, gpu, hopper
 from twell.kernels.params import FFNParams
 from twell.kernels.stats import Stats
 
@@ -27,13 +27,6 @@ def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Modul
     plan_small_calls(monkeypatch)
     poison()
     return request.param
-
-
-def assert_right(on: ModuleType, params: FFNParams, about: object) -> Stats:
-    (y, stats), (expected_y, expected) = on.run(params), reference.run(params)
-    assert_same(f"y {about}", y, expected_y)
-    assert_same(f"stats {about}", stats, expected, spill=False)
-    return stats
 
 
 # ---- numbers
@@ -74,7 +67,7 @@ def test_one_neuron_alone_spoils_a_row(on: ModuleType, n: int, how: str) -> None
             if (how in ("up", "hidden") and not gated) or (how == "-inf" and dtype == torch.float16):
                 continue  # there is no such thing: a float16's products stay finite in float32
             params, rows = spoilt(make(n, 64, 16_384, 14, dtype=dtype, gated=gated, **COUNTS), how)
-            stats = assert_right(on, params, (dtype, gated))
+            stats = assert_right(on, params, (dtype, gated), spill=False)
             assert (~stats.finite).nonzero().flatten().tolist() == rows
 
 
@@ -88,10 +81,10 @@ def test_sums_of_the_least_and_the_greatest_values(on: ModuleType, n: int) -> No
     scale = 0.5 ** (torch.arange(n, device=CUDA) % 3)
     for column, value in enumerate(values):
         params.x[:, column], params.w_gate[33 * column, column] = (value * scale).bfloat16(), 1
-    assert_right(on, params, "relu")
+    assert_right(on, params, "relu", spill=False)
     if on is cuda:
         params.x[:, 7] = 0  # its square is no number
-        assert_right(on, replace(params, activation="relu2"), "relu2")
+        assert_right(on, replace(params, activation="relu2"), "relu2", spill=False)
 
 
 @pytest.mark.gpu
@@ -104,7 +97,7 @@ def test_squares_and_relu_on_the_up_branch_at_the_edges(n: int) -> None:
             params = make(n, 64, 328, 14, dtype=dtype, gated=gated, activation="relu2", up_relu=gated, **COUNTS)
             params.x[:, 5], params.w_gate[:, 5], params.w_gate[200, :] = 0, 0, 0
             params.x[n // 2, 5], params.w_gate[200, 5] = z, 1  # whose square is not finite
-            assert (~assert_right(cuda, params, dtype).finite).nonzero().flatten().tolist() == [n // 2]
+            assert (~assert_right(cuda, params, dtype, spill=False).finite).nonzero().flatten().tolist() == [n // 2]
 
     both: dict[str, Any] = {"activation": "relu2", "up_relu": True}
     params = make(n, 64, 328, 14, **COUNTS, **both)
@@ -113,13 +106,13 @@ def test_squares_and_relu_on_the_up_branch_at_the_edges(n: int) -> None:
     params.w_gate[200, 1:], params.w_gate[200, 0], params.w_up[200] = 0, 1, 0
     params.x[1, 5], params.x[1:3, 60] = 2.0**100, 2.0**100
     params.w_up[200, 5], params.w_up[200, 60] = 2.0**100, -(2.0**100)  # inf - inf; -inf alone, of which ReLU makes 0
-    assert (~assert_right(cuda, params, "up").finite).nonzero().flatten().tolist() == [1]
+    assert (~assert_right(cuda, params, "up", spill=False).finite).nonzero().flatten().tolist() == [1]
 
     params = make(n, 64, 328, 400, **COUNTS, **both)
     params.w_gate[200], params.w_up[200] = 0, 0
     params.w_down.zero_()
     params.x[:, 5], params.w_gate[200, 5], params.w_up[200, 0] = 2.0**-80, 1, 1  # fires, though its square rounds to 0
-    stats = assert_right(cuda, params, "0")
+    stats = assert_right(cuda, params, "0", spill=False)
     assert stats.nnz.tolist() == [1] * n
     assert stats.nnz_used is not None and stats.nnz_used.tolist() == [1] * n
 
@@ -202,7 +195,7 @@ def test_nothing_beside_the_tensors_is_read_or_written(
             if n > 4 and quiet < 120:
                 params.x[n // 2, 3], params.x[n // 3] = float("nan"), float("inf")
             walls.clear()
-            assert_right(on, params, (quiet, options))
+            assert_right(on, params, (quiet, options), spill=False)
             for whole in walls:
                 for wall in (whole[:WALL], whole[-WALL:]):
                     untouched = wall.isnan() if wall.is_floating_point() else wall == FILL

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from support import gpu_checks
 from support.gpu_checks import (
     CUDA,
     assert_same,
-    assert_same_in_a_graph,
+    assert_same_on_two_streams_and_in_a_graph,
+    assert_same_results,
     make,
     normal_ffn,
-    on_two_streams,
-    poison,
     uneven,
 )
 from torch import Tensor
@@ -28,8 +28,7 @@ from twell.kernels.backends import gpu, hopper, reference
 from twell.kernels.dispatch import choose
 from twell.kernels.layout import Layout
 from twell.kernels.ops import gated_ffn, plain_ffn
-from twell.kernels.params import FFNParams, Requirements
-from twell.kernels.stats import Stats
+from twell.kernels.params import Requirements
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -41,13 +40,7 @@ ROWS = (1, 8, 9, 16, 17, 33, 64, 65, 129, 300, 641, 1025, 2048, 2049, 2177, 4100
 SHAPES = ((64, 264, 9), (136, 1000, 14), (72, 520, -40), (264, 1016, 400))  # some fires, some more, all, nothing
 
 
-def assert_right(params: FFNParams, about: object) -> Stats:
-    expected_y, expected = reference.run(params)
-    poison()
-    y, stats = hopper.run(params)
-    assert_same(f"y {about}", y, expected_y)
-    assert_same(f"stats {about}", stats, expected, spill=False)
-    return stats
+assert_right = partial(gpu_checks.assert_right, hopper, spill=False)
 
 
 @pytest.mark.gpu
@@ -151,12 +144,7 @@ def test_is_as_exact_as_the_dense_product(how: str, n: int) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 @pytest.mark.parametrize("n", [12, 60, 300, 3000])
 def test_same_bits_on_two_streams_and_in_graphs(n: int, activation: dict[str, Any]) -> None:
-    run = partial(hopper.run, make(n, 136, 1016, 20, **activation, **COUNTS))
-    y, stats = run()
-    for other, counted in on_two_streams(run):
-        assert_same("y", other, y)
-        assert_same("stats", counted, stats)
-    assert_same_in_a_graph(run, y, stats)
+    assert_same_on_two_streams_and_in_a_graph(partial(hopper.run, make(n, 136, 1016, 20, **activation, **COUNTS)))
 
 
 @pytest.mark.gpu
@@ -166,9 +154,7 @@ def test_passes_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         whole = hopper.run(params)
         for most in (1, 2304 * 512 * 37 // 8):  # passes of 256 rows and of 2304
             monkeypatch.setattr(gpu, "MAX_WORKSPACE", most)
-            y, stats = hopper.run(params)
-            assert_same("y", y, whole[0])
-            assert_same("stats", stats, whole[1], spill=False)
+            assert_same_results(hopper.run(params), whole, spill=False)
 
 
 @pytest.mark.gpu

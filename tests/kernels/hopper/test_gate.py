@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.gpu_checks import CUDA, assert_same, both, make, uneven
+from support.gpu_checks import CUDA, assert_right, assert_same, make, uneven
 
 from twell.kernels.backends import hopper, reference
 from twell.kernels.backends.gpu import Stage, results
@@ -49,9 +49,7 @@ def test_values_find_their_places_in_unions_of_some_neurons(n: int) -> None:
         params = replace(uneven(n, 64, d_ff, 6, **options), probes="none", layout=None, want_packed=False)
         params.x[:, 1], params.w_gate[:, 1] = 1, torch.where(torch.arange(d_ff, device=CUDA) * 7 % 10 < 4, -64, 0)
         params.x[n - 3, 5] = float("nan")
-        (y, stats), (y_true, expected) = both(params)
-        assert_same(f"y {d_ff}", y, y_true)
-        assert_same(f"nnz {d_ff}", stats.nnz, expected.nnz)
+        assert_right(hopper, params, d_ff)
 
 
 @pytest.mark.gpu
@@ -74,9 +72,7 @@ def test_values_find_their_places_in_groups_of_many_tiles(options: dict[str, Any
     params = replace(uneven(n, 64, d_ff, 6, **options), probes="none", layout=None, want_packed=False)
     tile, column = torch.arange(d_ff, device=CUDA) // 256, torch.arange(d_ff, device=CUDA) % 256
     params.x[:, 1], params.w_gate[:, 1] = 1, torch.where((column < 6) | (tile == 9) | (tile == 20), 0, -64)
-    (y, stats), (y_true, expected) = both(params)
-    assert_same("y", y, y_true)
-    assert_same("nnz", stats.nnz, expected.nnz)
+    assert_right(hopper, params)
 
 
 @pytest.mark.gpu
@@ -88,9 +84,7 @@ def test_tiles_that_nearly_all_fire_stay_whole(d_ff: int, quiet: int, dense: boo
         params, gated = make(n, 64, d_ff, 9, **options), options.get("gated", True)
         params.w_gate[256 : 256 + 256 * quiet, 0] = -17
         params.x[2290, 5] = float("nan")
-        (y, stats), (y_true, expected) = both(params)
-        assert_same(f"y {options}", y, y_true)
-        assert_same(f"stats {options}", stats, expected)
+        assert_right(hopper, params, options)
         workspace, unprobed = hopper.Workspace(n, d_ff, params.x.dtype, CUDA), replace(params, probes="none")
         hopper.launch(unprobed, slice(0, n), workspace, *results(unprobed))
         first, sizes = workspace.tensor("heads")[:2048, :, 0], workspace.tensor("union_sizes")[:16]
@@ -118,9 +112,7 @@ def test_the_gates_last_tiles_are_cut_in_two(n: int, d_ff: int) -> None:
             params.x[n - 64 :: 9, 0] = -1  # of the last block, in both halves
             for row in (n - 1, n - 70, 2048, 2048 + 64):
                 params.x[row, 7] = float("nan")
-            (y, stats), (y_true, expected) = both(params)
-            assert_same(f"y {quiet} {options}", y, y_true)
-            assert_same(f"stats {quiet} {options}", stats, expected)
+            assert_right(hopper, params, (quiet, options))
             if quiet != 10 or options:
                 continue
             workspace, unprobed = hopper.Workspace(n, d_ff, params.x.dtype, CUDA), replace(params, probes="none")

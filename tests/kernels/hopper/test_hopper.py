@@ -5,20 +5,21 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from threading import Barrier
 
 import pytest
 import torch
+from support import gpu_checks
 from support.gpu_checks import (
     CUDA,
     assert_as_exact_as_dense,
     assert_probes_change_nothing_else,
     assert_same,
-    assert_same_in_a_graph,
-    both,
+    assert_same_on_two_streams_and_in_a_graph,
+    assert_same_results,
     make,
     normal_ffn,
-    on_two_streams,
     uneven,
 )
 from torch import Tensor
@@ -32,6 +33,7 @@ from twell.kernels.ops import gated_ffn
 from twell.kernels.params import FFNParams, Requirements
 from twell.kernels.stats import Stats
 
+assert_right = partial(gpu_checks.assert_right, hopper)
 SHAPES = [  # n, d_model, d_ff, quiet: one past every tile and one short of it, empty unions, full ones
     (1, 64, 64, 0),
     (2, 8, 8, 0),
@@ -67,9 +69,7 @@ SHAPES = [  # n, d_model, d_ff, quiet: one past every tile and one short of it, 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_the_reference(gpu: None, shape: tuple[int, int, int, float], dtype: torch.dtype) -> None:
     for options in ({}, {"bias": True}, {"gated": False}):
-        (y, stats), (y_true, expected) = both(make(*shape, dtype=dtype, **options))
-        assert_same(f"y {options}", y, y_true)
-        assert_same(f"stats {options}", stats, expected)
+        assert_right(make(*shape, dtype=dtype, **options), options)
 
 
 @pytest.mark.gpu
@@ -78,9 +78,7 @@ def test_rows_in_another_order_come_back_in_theirs(gpu: None, shape: tuple[int, 
     for options in ({}, {"bias": True}, {"gated": False}, {"dtype": torch.float16}):
         params = uneven(*shape, **options)
         params.x[5, 3], params.x[shape[0] - 1, 3] = float("nan"), float("inf")
-        (y, stats), (y_true, expected) = both(params)
-        assert_same(f"y {options}", y, y_true)
-        assert_same(f"stats {options}", stats, expected)
+        assert_right(params, options)
 
 
 @pytest.mark.gpu
@@ -89,25 +87,15 @@ def test_rows_in_another_order_come_back_in_theirs(gpu: None, shape: tuple[int, 
 def test_rows_that_are_not_finite_are_nan_and_alone(gpu: None, n: int, quiet: int) -> None:
     params = make(n, 128, 512, quiet, rows=None)
     params.x[7, 3], params.x[130], params.x[299, 1] = float("nan"), float("inf"), float("-inf")
-    (y, stats), (y_true, expected) = both(params)
-    assert_same("y", y, y_true)
-    assert_same("stats", stats, expected)
-    assert (~stats.finite).nonzero().flatten().tolist() == [7, 130, 299]
+    assert (~assert_right(params).finite).nonzero().flatten().tolist() == [7, 130, 299]
     half = replace(make(n - 100, 64, 128, 0, dtype=torch.float16), rows=None)
     half.x[5] *= 60000  # the gate's product is finite in float32 and no longer in float16
-    (y, stats), (y_true, expected) = both(half)
-    assert not bool(stats.finite[5])
-    assert_same("y", y, y_true)
-    assert_same("stats", stats, expected)
+    assert not bool(assert_right(half).finite[5])
     half = replace(make(n, 64, 128, 0, dtype=torch.float16), rows=None)
     half.x[[5, n - 1]] *= 300  # the gate's values are finite in float16, the hidden state is not
-    (y, stats), (y_true, expected) = both(half)
-    assert (~stats.finite).nonzero().flatten().tolist() == [5, n - 1]
-    assert_same("y", y, y_true)
-    assert_same("stats", stats, expected)
-    (y, stats), (y_true, expected) = both(replace(half, probes="counts", layout=None, want_packed=False))
+    assert (~assert_right(half).finite).nonzero().flatten().tolist() == [5, n - 1]
+    stats = assert_right(replace(half, probes="counts", layout=None, want_packed=False), "counts alone")
     assert int(stats.nnz[5]) == 0, "of a row that only the up product finds not finite"
-    assert_same("stats of counts alone", stats, expected)
 
 
 @pytest.mark.gpu
@@ -122,23 +110,13 @@ def test_passes_of_a_small_workspace_add_up(gpu: None, monkeypatch: pytest.Monke
     whole = hopper.run(params)
     for most in (1, 2304 * 512 * 37 // 8):  # passes of 256 rows and of 2304
         monkeypatch.setattr("twell.kernels.backends.gpu.MAX_WORKSPACE", most)
-        parts = hopper.run(params)
-        assert_same("y", parts[0], whole[0])
-        assert_same("stats", parts[1], whole[1])
+        assert_same_results(hopper.run(params), whole)
 
 
 @pytest.mark.gpu
 def test_same_bits_again_on_other_streams_and_in_graphs(gpu: None) -> None:
-    x, w_gate, w_up, w_down = normal_ffn(3000, 256, 1024, seed=1)
-
-    def run() -> tuple[Tensor, Stats]:
-        return gated_ffn(x, w_gate, w_up, w_down, layout=Layout(), kernel="hopper")
-
-    y, stats = run()
-    for other, counted in on_two_streams(run):
-        assert_same("y", other, y)
-        assert_same("stats", counted, stats)
-    assert_same_in_a_graph(run, y, stats)
+    tensors = normal_ffn(3000, 256, 1024, seed=1)
+    assert_same_on_two_streams_and_in_a_graph(partial(gated_ffn, *tensors, layout=Layout(), kernel="hopper"))
 
 
 @pytest.mark.gpu
@@ -157,10 +135,9 @@ def test_same_bits_from_two_threads_at_once(gpu: None) -> None:
 
     with ThreadPoolExecutor(len(calls)) as pool:
         from_threads = list(pool.map(again, calls))
-    for again_and_again, (y, stats) in zip(from_threads, expected, strict=True):
-        for other, counted in again_and_again:
-            assert_same("y", other, y)
-            assert_same("stats", counted, stats)
+    for again_and_again, alone in zip(from_threads, expected, strict=True):
+        for other in again_and_again:
+            assert_same_results(other, alone)
 
 
 @pytest.mark.gpu
