@@ -168,7 +168,7 @@ def assert_same_in_a_graph(run: Run, y: Tensor, stats: Stats) -> None:
     assert_same("nnz", counts.nnz, stats.nnz)
 
 
-def assert_same_on_two_streams_and_in_a_graph(run: Run) -> None:
+def assert_same_on_streams(run: Run) -> None:
     """Expect the bits of a call from calls on two streams at once, and from a captured one."""
     alone = run()
     for other in on_two_streams(run):

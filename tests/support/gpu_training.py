@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from twell.kernels.backends import hopper_backward, reference_backward
 from twell.kernels.backends.reference_backward import Weights
-from twell.kernels.training import Trained, train_gated_ffn
+from twell.kernels.training import Trained, train_gated_ffn, train_plain_ffn
 
 ON_HOPPER = [
     pytest.mark.gpu,
@@ -44,32 +44,35 @@ def direction(n: int, d_model: int) -> Tensor:
     return torch.randn(n, d_model, generator=torch.Generator("cuda").manual_seed(5), device="cuda").bfloat16()
 
 
+def gradients(y: Tensor, l1: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """Return the gradients of y along `direction`, and of COEFFICIENT times l1."""
+    along = direction(*tensors[0].shape).to(y.dtype)
+    return list(torch.autograd.grad((y, l1), tensors, (along, torch.full_like(l1, COEFFICIENT))))
+
+
 def ours(tensors: list[Tensor], **options: Any) -> tuple[Trained, list[Tensor]]:
-    out = train_gated_ffn(*tensors, kernel="hopper", **options)  # type: ignore[arg-type]
-    grads = torch.autograd.grad(
-        (out.y, out.l1), tensors, (direction(*tensors[0].shape), torch.full_like(out.l1, COEFFICIENT))
-    )
-    return out, list(grads)
+    """Return the results of a call by `hopper` and its gradients; without up weights, of a plain FFN."""
+    train = train_gated_ffn if len(tensors) == 4 else train_plain_ffn
+    out = train(*tensors, kernel="hopper", **options)  # type: ignore[arg-type]
+    return out, gradients(out.y, out.l1, tensors)
 
 
 def dense(tensors: list[Tensor]) -> list[Tensor]:
     """Return y and the gradients of the dense formula in bfloat16."""
     hidden = linear(tensors[0], tensors[1]).relu() * linear(tensors[0], tensors[2])
     y, l1 = linear(hidden, tensors[3]), hidden.abs().sum(dtype=torch.float32) / len(tensors[0])
-    grads = torch.autograd.grad((y, l1), tensors, (direction(*tensors[0].shape), torch.full_like(l1, COEFFICIENT)))
-    return [y, *grads]
+    return [y, *gradients(y, l1, tensors)]
 
 
-def exact(tensors: list[Tensor], rows: Tensor | None = None) -> list[Tensor]:
-    """Return y and the gradients in float64."""
-    x, *weights = (tensor.detach().double() for tensor in tensors)
-    packed = Weights(*weights, None, None, None)  # type: ignore[call-arg]
-    out = reference_backward.forward(x, packed, rows, "relu")
+def exact(tensors: list[Tensor], rows: Tensor | None = None, activation: str = "relu") -> list[Tensor]:
+    """Return y and the gradients in float64; without up weights, of a plain FFN."""
+    x, gate, *up, down = (tensor.detach().double() for tensor in tensors)
+    packed = Weights(gate, up[0] if up else None, down, None, None, None)
+    out = reference_backward.forward(x, packed, rows, activation)
     coefficient = torch.tensor(COEFFICIENT, device="cuda", dtype=torch.float64)
-    grads = reference_backward.backward(
-        x, packed, out.saved, "relu", direction(*x.shape).double(), coefficient, torch.float64
-    )
-    return [out.y, grads.x, grads.gate, grads.up, grads.down]  # type: ignore[list-item]
+    along = direction(*x.shape).double()
+    grads = reference_backward.backward(x, packed, out.saved, activation, along, coefficient, torch.float64)
+    return [out.y, *(grad for grad in (grads.x, grads.gate, grads.up, grads.down) if grad is not None)]
 
 
 @contextmanager
@@ -100,6 +103,28 @@ def errors(got: Tensor, want: Tensor) -> tuple[float, float]:
     got, want = got.double(), want.double()
     off = (got - want).norm(dim=1) / want.norm(dim=1).mean().clamp(min=1e-30)
     return float(off.mean()), float(off.max())
+
+
+def assert_errors_are_denses(tensors: list[Tensor], **options: Any) -> Trained:
+    """Expect no larger errors against float64 than 1.25 times those of the dense formula; return the call's results."""
+    out, grads = ours(tensors, **options)
+    for name, got, loose, want in zip(("y", *NAMES), [out.y, *grads], dense(tensors), exact(tensors), strict=True):
+        assert got.isfinite().all(), name
+        (mean, most), (denses_mean, denses_most) = errors(got, want), errors(loose, want)
+        assert mean <= 1.25 * denses_mean + 1e-6, (name, mean, denses_mean)
+        assert most <= 2 * denses_most + 1e-6, (name, most, denses_most)  # of few rows, one rounding may be the largest
+    return out
+
+
+def assert_masters_get_their_dtype(**options: Any) -> None:
+    """Expect gradients in float32 where weights are, and in bfloat16 those of bfloat16 weights, rounded."""
+    tensors = made(1025, 512, 1024)
+    masters = [tensors[0], *(tensor.detach().float().requires_grad_() for tensor in tensors[1:])]
+    _, grads = ours(masters, **options)
+    _, narrow = ours(tensors, **options)
+    assert torch.equal(grads[0], narrow[0])
+    for wide, rounded in zip(grads[1:], narrow[1:], strict=True):
+        assert wide.dtype == torch.float32 and torch.equal(wide.bfloat16(), rounded)
 
 
 def assert_one_graph(**options: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.gpu_checks import plan_small_calls, poison, skip_without
 
+from twell.kernels import whole_calls
 from twell.kernels.backends import hopper
 
 
@@ -14,3 +15,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without(hopper)
     plan_small_calls(monkeypatch)
     poison()
+
+
+@pytest.fixture(params=[False, True], ids=["traced ops", "whole calls"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take each of the two ways from Python to the launches of training."""
+    monkeypatch.setattr(whole_calls, "ENABLED", request.param)

@@ -16,7 +16,7 @@ from support.gpu_checks import (
     assert_as_exact_as_dense,
     assert_probes_change_nothing_else,
     assert_same,
-    assert_same_on_two_streams_and_in_a_graph,
+    assert_same_on_streams,
     assert_same_results,
     make,
     normal_ffn,
@@ -116,7 +116,7 @@ def test_passes_of_a_small_workspace_add_up(gpu: None, monkeypatch: pytest.Monke
 @pytest.mark.gpu
 def test_same_bits_again_on_other_streams_and_in_graphs(gpu: None) -> None:
     tensors = normal_ffn(3000, 256, 1024, seed=1)
-    assert_same_on_two_streams_and_in_a_graph(partial(gated_ffn, *tensors, layout=Layout(), kernel="hopper"))
+    assert_same_on_streams(partial(gated_ffn, *tensors, layout=Layout(), kernel="hopper"))
 
 
 @pytest.mark.gpu

@@ -8,6 +8,8 @@ from support.gpu_training import (
     NAMES,
     ON_HOPPER,
     SHAPES,
+    assert_errors_are_denses,
+    assert_masters_get_their_dtype,
     assert_one_graph,
     assert_two_streams_agree,
     dense,
@@ -17,28 +19,15 @@ from support.gpu_training import (
     ours,
 )
 
-from twell.kernels import whole_calls
 from twell.kernels.training import choose, train_gated_ffn
 
-pytestmark = ON_HOPPER
-
-
-@pytest.fixture(autouse=True, params=[False, True], ids=["traced ops", "whole calls"])
-def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways from Python to the same launches."""
-    monkeypatch.setattr(whole_calls, "ENABLED", request.param)
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("both_ways")]
 
 
 @pytest.mark.parametrize("shift", [-60.0, -2.2, -1.0, 60.0], ids=["all dead", "sparse", "some", "all alive"])
 @pytest.mark.parametrize(("n", "d_model", "d_ff"), SHAPES)
 def test_errors_are_denses(n: int, d_model: int, d_ff: int, shift: float) -> None:
-    tensors = made(n, d_model, d_ff, shift)
-    out, grads = ours(tensors)
-    for name, got, loose, want in zip(("y", *NAMES), [out.y, *grads], dense(tensors), exact(tensors), strict=True):
-        assert got.isfinite().all(), name
-        (mean, most), (denses_mean, denses_most) = errors(got, want), errors(loose, want)
-        assert mean <= 1.25 * denses_mean + 1e-6, (name, mean, denses_mean)
-        assert most <= 2 * denses_most + 1e-6, (name, most, denses_most)  # of few rows, one rounding may be the largest
+    out = assert_errors_are_denses(made(n, d_model, d_ff, shift))
     if abs(shift) > 50:
         assert int(out.nnz.sum()) == int(out.fires.sum()) == (n * d_ff if shift > 0 else 0)
 
@@ -113,13 +102,7 @@ def test_a_broken_row_stays_alone() -> None:
 
 
 def test_float32_masters_get_float32_gradients() -> None:
-    tensors = made(1025, 512, 1024)
-    masters = [tensors[0], *(tensor.detach().float().requires_grad_() for tensor in tensors[1:])]
-    _, grads = ours(masters)
-    _, narrow = ours(tensors)
-    assert torch.equal(grads[0], narrow[0])
-    for wide, rounded in zip(grads[1:], narrow[1:], strict=True):
-        assert wide.dtype == torch.float32 and torch.equal(wide.bfloat16(), rounded)
+    assert_masters_get_their_dtype()
 
 
 def test_one_graph_when_compiled() -> None:

@@ -13,6 +13,8 @@ from support.gpu_training import (
     NAMES,
     ON_HOPPER,
     SHAPES,
+    assert_errors_are_denses,
+    assert_masters_get_their_dtype,
     assert_one_graph,
     assert_two_streams_agree,
     dense,
@@ -23,20 +25,18 @@ from support.gpu_training import (
     ours,
     what_fits,
 )
-from torch import Tensor
 
 from twell.kernels import whole_calls
 from twell.kernels.backends import hopper_compact
 from twell.kernels.benchmark.synthetic import synthetic_ffn
-from twell.kernels.training import train_gated_ffn, train_plain_ffn
+from twell.kernels.training import train_gated_ffn
 
 pytestmark = ON_HOPPER
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["traced ops", "whole calls"])
-def _on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Switch compact passes on, both ways from Python, with several passes of rows forward, in memory of NaN."""
-    monkeypatch.setattr(whole_calls, "ENABLED", request.param)
+@pytest.fixture(autouse=True)
+def _on(both_ways: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Switch compact passes on, with several passes of rows forward, in memory of NaN."""
     monkeypatch.setattr(whole_calls, "_plans", {})
     monkeypatch.setattr(hopper_compact, "ENABLED", True)
     monkeypatch.setattr(hopper_compact, "FORWARD_ROWS", 1024)
@@ -62,15 +62,6 @@ def fewest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the arena as little as `PASSES` passes need."""
     monkeypatch.setattr(hopper_compact, "ROOM", 0.0)
     monkeypatch.setattr(hopper_compact, "SMALL", 0)
-
-
-def assert_errors_are_denses(tensors: list[Tensor], **options: Any) -> None:
-    out, grads = ours(tensors, **options)
-    for name, got, loose, want in zip(("y", *NAMES), [out.y, *grads], dense(tensors), exact(tensors), strict=True):
-        assert got.isfinite().all(), name
-        (mean, most), (denses_mean, denses_most) = errors(got, want), errors(loose, want)
-        assert mean <= 1.25 * denses_mean + 1e-6, (name, mean, denses_mean)
-        assert most <= 2 * denses_most + 1e-6, (name, most, denses_most)  # of few rows, one rounding may be the largest
 
 
 @pytest.mark.parametrize("shift", [-60.0, -2.2, 60.0], ids=["all dead", "sparse", "all alive"])
@@ -158,13 +149,7 @@ def test_a_broken_row_stays_alone(room: dict[str, Any], value: float) -> None:
 
 
 def test_float32_masters_get_float32_gradients(room: dict[str, Any]) -> None:
-    tensors = made(1025, 512, 1024)
-    masters = [tensors[0], *(tensor.detach().float().requires_grad_() for tensor in tensors[1:])]
-    _, grads = ours(masters, **room)
-    _, narrow = ours(tensors, **room)
-    assert torch.equal(grads[0], narrow[0])
-    for wide, rounded in zip(grads[1:], narrow[1:], strict=True):
-        assert wide.dtype == torch.float32 and torch.equal(wide.bfloat16(), rounded)
+    assert_masters_get_their_dtype(**room)
 
 
 def test_down_weights_by_neuron_give_the_same_bits(room: dict[str, Any]) -> None:
@@ -180,13 +165,12 @@ def test_other_kinds_agree_with_the_worst_cases_workspace(
     monkeypatch: pytest.MonkeyPatch, room: dict[str, Any], gated: bool, activation: str
 ) -> None:
     x, gate, up, down = made(1025, 512, 1024)
-    tensors, train = ([x, gate, up, down], train_gated_ffn) if gated else ([x, gate, down], train_plain_ffn)
+    tensors = [x, gate, up, down] if gated else [x, gate, down]
     found = []
     for enabled in (False, True):
         monkeypatch.setattr(hopper_compact, "ENABLED", enabled)
-        out = train(*tensors, activation=activation, kernel="hopper", **room)  # type: ignore[arg-type]
-        along = direction(*x.shape), torch.full_like(out.l1, COEFFICIENT)
-        found.append([out.y, *torch.autograd.grad((out.y, out.l1), tensors, along)])
+        out, grads = ours(tensors, activation=activation, **room)
+        found.append([out.y, *grads])
     for at, (want, got) in enumerate(zip(*found, strict=True)):
         assert errors(got, want)[0] <= 0.015, at
 

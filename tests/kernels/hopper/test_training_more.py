@@ -5,51 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 from support.gpu_checks import poison
-from support.gpu_training import COEFFICIENT, ON_HOPPER, direction, errors, made
+from support.gpu_training import ON_HOPPER, errors, exact, gradients, made, ours
 from torch import Tensor
 
-from twell.kernels import whole_calls
-from twell.kernels.backends import reference_backward
-from twell.kernels.backends.reference_backward import Weights
 from twell.kernels.benchmark.training import dense_forward
-from twell.kernels.training import Trained, choose, train_gated_ffn, train_plain_ffn
+from twell.kernels.training import choose
 
 pytestmark = ON_HOPPER
 KINDS = [(False, "relu"), (True, "relu2"), (False, "relu2")]
 SHAPES = [(1, 256, 512), (131, 136, 1032), (1025, 512, 1024), (9000, 256, 1032)]  # the last one: more than 64 blocks
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["traced ops", "whole calls"])
-def _on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_calls, "ENABLED", request.param)
+@pytest.fixture(autouse=True)
+def _on(both_ways: None) -> None:
+    """Train in memory of NaN."""
     poison()
 
 
 def tensors_of(gated: bool, n: int, d_model: int, d_ff: int, shift: float) -> list[Tensor]:
     x, gate, up, down = made(n, d_model, d_ff, shift)
     return [x, gate, up, down] if gated else [x, gate, down]
-
-
-def ours(tensors: list[Tensor], activation: str, capacity: int | None = None) -> tuple[Trained, list[Tensor]]:
-    train = train_gated_ffn if len(tensors) == 4 else train_plain_ffn
-    out = train(*tensors, activation=activation, kernel="hopper", capacity=capacity)  # type: ignore[arg-type]
-    return out, gradients(out.y, out.l1, tensors)
-
-
-def gradients(y: Tensor, l1: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    along = direction(*tensors[0].shape).to(y.dtype)
-    return list(torch.autograd.grad((y, l1), tensors, (along, torch.full_like(l1, COEFFICIENT))))
-
-
-def exact(tensors: list[Tensor], activation: str) -> list[Tensor]:
-    x, *weights = (tensor.detach().double() for tensor in tensors)
-    gate, up, down = weights if len(weights) == 3 else (weights[0], None, weights[1])
-    packed = Weights(gate, up, down, None, None, None)
-    out = reference_backward.forward(x, packed, None, activation)
-    coefficient = torch.tensor(COEFFICIENT, device="cuda", dtype=torch.float64)
-    along = direction(*x.shape).double()
-    grads = reference_backward.backward(x, packed, out.saved, activation, along, coefficient, torch.float64)
-    return [out.y, *(grad for grad in (grads.x, grads.gate, grads.up, grads.down) if grad is not None)]
 
 
 @pytest.mark.parametrize("shift", [-60.0, -2.2, -1.0, 60.0], ids=["all dead", "sparse", "some", "all alive"])
@@ -59,11 +34,11 @@ def test_errors_are_denses(gated: bool, activation: str, n: int, d_model: int, d
     options = {"gated": gated, "activation": activation}
     assert choose("cuda", torch.bfloat16, d_model, d_ff, n, **options).backend == "hopper"  # type: ignore[arg-type]
     tensors = tensors_of(gated, n, d_model, d_ff, shift)
-    out, grads = ours(tensors, activation)
+    out, grads = ours(tensors, activation=activation)
     y, l1 = dense_forward(activation, *tensors)
     torch.testing.assert_close(out.l1, l1, rtol=1e-2, atol=1e-6)
     names = ("y", "x", "w_gate", "w_up", "w_down") if gated else ("y", "x", "w_in", "w_out")
-    loose, want = [y, *gradients(y, l1, tensors)], exact(tensors, activation)
+    loose, want = [y, *gradients(y, l1, tensors)], exact(tensors, activation=activation)
     for name, got, other, true in zip(names, [out.y, *grads], loose, want, strict=True):
         assert got.isfinite().all(), name
         (mean, most), (denses_mean, denses_most) = errors(got, true), errors(other, true)
@@ -75,9 +50,9 @@ def test_errors_are_denses(gated: bool, activation: str, n: int, d_model: int, d
 @pytest.mark.parametrize(("gated", "activation"), KINDS)
 def test_what_is_not_kept_is_computed_again(gated: bool, activation: str) -> None:
     tensors = tensors_of(gated, 1025, 512, 1024, -1.0)
-    whole, want = ours(tensors, activation, 1024)
+    whole, want = ours(tensors, activation=activation, capacity=1024)
     for capacity in (64, 1):
-        out, grads = ours(tensors, activation, capacity)
+        out, grads = ours(tensors, activation=activation, capacity=capacity)
         assert torch.equal(out.y, whole.y) and torch.equal(out.fires, whole.fires)
         assert all(torch.equal(got, other) for got, other in zip(grads, want, strict=True))
 
@@ -87,6 +62,6 @@ def test_a_broken_row_stays_alone(gated: bool, activation: str) -> None:
     tensors = tensors_of(gated, 300, 256, 512, -1.5)
     with torch.no_grad():
         tensors[0][7] = torch.inf
-    out, grads = ours(tensors, activation)
+    out, grads = ours(tensors, activation=activation)
     assert not out.finite[7] and int(out.finite.sum()) == 299
     assert grads[0][7].isnan().all() and all(grad.isfinite().all() for grad in (grads[0][8:], *grads[1:]))
