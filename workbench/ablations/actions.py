@@ -1,9 +1,9 @@
 """Actions on hidden values: what a condition does to a layer, cheap beside the products of its FFN.
 
 Silenced neurons cost a product of the map back's weight and a mask, a threshold one pass over the hidden values. The
-strongest of each token are found on a GPU by two sorts of all firings of a batch where few fire, and where many do by
-bisecting the bits of |hidden|, whose order is that of the values: one comparison and one count a bit. Values that are
-equal to the least one kept are kept too, whichever way.
+strongest of each token are found on a GPU by one sort of all firings of a batch where few fire, and where many do by
+bisecting the bits of |hidden|: one comparison and one count a bit. Bits of values that are not below 0 are in the order
+of the values. Values that are equal to the least one kept are kept too, whichever way.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def apply(action: Shrink | Strongest | Scatter, hidden: Tensor, batch: int = 0) 
         return hardshrink(hidden, action.threshold)
     if isinstance(action, Scatter):
         generator = torch.Generator(hidden.device).manual_seed(action.seed * 1_000_003 + batch)
-        return hidden * (torch.rand(hidden.shape, generator=generator, device=hidden.device) >= action.share)
+        return hidden.masked_fill(torch.rand(hidden.shape, generator=generator, device=hidden.device) < action.share, 0)
     size = hidden.abs()
     fired = size > action.threshold
     k = torch.ceil(action.share * fired.sum(-1, keepdim=True)).long()
-    return hidden * (size >= kth_largest(size, fired, k))
+    return hidden.masked_fill(size < kth_largest(size, fired, k), 0)
 
 
 def kth_largest(size: Tensor, fired: Tensor, k: Tensor) -> Tensor:
@@ -72,7 +72,8 @@ def kth_largest(size: Tensor, fired: Tensor, k: Tensor) -> Tensor:
     """
     if size.device.type == "cpu" or size.dtype not in BITS:
         return by_topk(size, k)
-    return by_sort(size, fired, k) if int(fired.sum()) <= FEW * fired.numel() else by_bits(size, k)
+    places = fired.flatten().nonzero()[:, 0]
+    return by_sort(size, places, k) if len(places) <= FEW * fired.numel() else by_bits(size, k)
 
 
 def by_topk(size: Tensor, k: Tensor) -> Tensor:
@@ -81,17 +82,21 @@ def by_topk(size: Tensor, k: Tensor) -> Tensor:
     return values.gather(-1, (k - 1).clamp(min=0)).masked_fill(k == 0, torch.inf)
 
 
-def by_sort(size: Tensor, fired: Tensor, k: Tensor) -> Tensor:
-    """Do what `kth_largest` does by sorting what fired, all rows at once."""
-    flat = fired.flatten(0, -2)
-    row, values = flat.nonzero()[:, 0].int(), size.flatten(0, -2)[flat]
-    if not len(values):
+def by_sort(size: Tensor, places: Tensor, k: Tensor) -> Tensor:
+    """Do what `kth_largest` does by sorting what fired, all rows at once, by row and then the greatest first.
+
+    places: int64 [firings], where in size, flattened
+    """
+    if not len(places):
         return torch.full_like(k, torch.inf, dtype=size.dtype)
-    order = values.argsort(descending=True)
-    order = order[row[order].argsort(stable=True)]  # by row, the greatest of each first
-    count = flat.sum(-1)
-    before = (count.cumsum(0) - count).view_as(k)
-    return values[order[(before + k - 1).clamp(min=0)]].masked_fill(k == 0, torch.inf)
+    kind = BITS[size.dtype]
+    most, rows = torch.iinfo(kind).max, k.numel()
+    wide = torch.int32 if kind is torch.int16 and rows <= 2**16 else torch.int64  # 15 bits of a value, 16 of a row
+    row = places // size.shape[-1]
+    key = row.to(wide) * (most + 1) + (most - size.flatten().view(kind)[places]).to(wide)
+    before = torch.searchsorted(row, torch.arange(rows, device=row.device)).view_as(k)
+    kth = key.sort().values[(before + k - 1).clamp(0, len(key) - 1)]
+    return (most - kth % (most + 1)).to(kind).view(size.dtype).masked_fill(k == 0, torch.inf)
 
 
 def by_bits(size: Tensor, k: Tensor) -> Tensor:

@@ -49,6 +49,14 @@ def test_every_way_finds_the_same(dtype: torch.dtype, firing: float) -> None:
     for share in (0.1, 0.4, 1.0):
         k = torch.ceil(share * fired.sum(-1, keepdim=True)).long()
         expected = by_topk(size, k)
-        assert torch.equal(by_sort(size, fired, k), expected)
+        assert torch.equal(by_sort(size, fired.flatten().nonzero()[:, 0], k), expected)
         assert torch.equal(size >= by_bits(size, k), size >= expected)
         assert torch.equal(size >= kth_largest(size, fired, k), size >= expected)
+
+
+def test_a_sort_tells_many_rows_apart() -> None:
+    """Rows past those whose number fits beside a value in 32 bits, and the last that does."""
+    for rows in (2**16, 2**16 + 1):
+        size = (torch.arange(2 * rows).view(rows, 2) % 97 + 1).to(torch.bfloat16)
+        k = torch.ones(rows, 1, dtype=torch.int64)
+        assert torch.equal(by_sort(size, torch.arange(2 * rows), k), size.amax(1, keepdim=True))
