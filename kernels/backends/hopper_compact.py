@@ -29,7 +29,7 @@ import torch
 from twell.kernels.backends import gpu, hopper
 from twell.kernels.backends.hopper import BLOCK, OUTPUTS, PANEL
 
-ENABLED = False
+ENABLED = True
 CTAS = 144  # among which a product's work is shared out, at most
 FORWARD_ROWS = 8192  # a multiple of hopper.WINDOW
 PASSES = 8  # most of each kind
