@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support.capture_cost import Turn, read_again, recorded_turn, unwatched_turn
 
-from twell.analysis import ffn_speedup
+from twell.analysis import ffn_speedup, speedup
 from twell.workbench.capturing.batch_size import batch_rows
 from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.options import CaptureOptions
@@ -49,17 +49,18 @@ def layers_timed(run: Run) -> str:
     return f"{len(often)} of {run.layers}, {often.min() if len(often) else 0} times; sparse calls {calls} of {expected}"
 
 
-def bench_speedup(model: str, text: str, rows: int, kernel: str, out: Path) -> float:
-    """Return the sum of dense over the sum of a kernel's times of all layers, by `twell bench` on the same text."""
+def bench_sums(model: str, text: str, rows: int, kernel: str, out: Path) -> tuple[float, float]:
+    """Return the sums of all layers' dense times and of a kernel's, in ms, by `twell bench` on the same text."""
     options = ["--text", text, "--rows", str(rows), "--inputs", "text", "--no-compile", "--out", str(out)]
-    subprocess.run([sys.executable, "-m", "twell.workbench", "bench", model, *options], check=True, stdout=sys.stderr)
+    command = [sys.executable, "-m", "twell.workbench", "bench", model, *options, "--kernel", kernel]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     import pandas as pd
 
     frame = pd.read_parquet(out)
     ours = (frame["op"] == "ffn_sparse") & (frame["kernel"] == kernel)
     frame = frame[(frame["metric"] == "microseconds") & (ours | (frame["op"] == "ffn_dense"))]
-    sums = frame.groupby("op")["value"].sum()
-    return float(sums["ffn_dense"] / sums["ffn_sparse"])
+    sums = frame.groupby("op")["value"].sum() / 1e3
+    return float(sums["ffn_dense"]), float(sums["ffn_sparse"])
 
 
 class Measured:
@@ -116,7 +117,11 @@ def lines(model: str, text: str, tokens: int = 9_000_000, bench: str = "") -> It
         )
         yield f"dense times after {SECONDS:.0f} s: {layers_timed(run)}"
         total = ffn_speedup(run)
-        yield f"headline speedup: {total['speedup']:.3f} ({total['low']:.3f} to {total['high']:.3f})"
+        sums = speedup(run)[["dense_us", "sparse_us"]].sum() / 1e3
+        yield (
+            f"headline speedup: {total['speedup']:.3f} ({total['low']:.3f} to {total['high']:.3f}), "
+            f"{sums['dense_us']:.1f} over {sums['sparse_us']:.1f} ms"
+        )
 
         plain = {"examples": 0, "timings_share": 1e-9}  # no dense layer once each was timed
         timed = [measured.steady_rate(ROWS, timings=often, **plain) for often in (0, 1, 1, 0)]
@@ -127,8 +132,8 @@ def lines(model: str, text: str, tokens: int = 9_000_000, bench: str = "") -> It
             share = 1.0 if chosen == ROWS else measured.steady_rate(chosen, timings=0, **plain) / mean(timed[::3])
             yield f"default batch of {chosen} rows (text of {size} bytes) over {ROWS}: {share:.4f}"
         if bench:
-            kernel = run.manifest.kernel["name"]
-            yield f"`twell bench`: {bench_speedup(model, text, ROWS, kernel, Path(place) / 'bench.parquet'):.3f}"
+            dense, ours = bench_sums(model, text, ROWS, run.manifest.kernel["name"], Path(place) / "bench.parquet")
+            yield f"`twell bench`: {dense / ours:.3f}, {dense:.1f} over {ours:.1f} ms"
 
 
 if __name__ == "__main__":
