@@ -49,7 +49,8 @@ class Ops:
         last: Tensor, offsets: tuple[int, ...], repeat: tuple[int, ...], nbytes: int, wide: bool,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         self.calls.append("backward")
-        assert dy.is_contiguous() and len(offsets) == len(hopper_backward.regions(N, D_FF, True).kinds)
+        layout = hopper_backward.backward_layout(N, D_MODEL, D_FF, kept_gate.numel())
+        assert dy.is_contiguous() and len(offsets) == len(layout.offsets)
         d_l1 = torch.zeros(()) if d_l1 is None else d_l1
         by_neuron = down.stride(0) == 1
         weights = Weights(gate, up, down.to(x.dtype), None, None, None)
