@@ -198,6 +198,17 @@ def mid_ranks(values: NDArray) -> NDArray:
     return (np.cumsum(counts) - (counts - 1) / 2)[index]
 
 
+def rank_share(count: NDArray, values: ArrayLike) -> float:
+    """Return the share of the variance of ranks that lies between classes: 1 where each class is one value.
+
+    count [class]: of values, in ascending order; values [class]: how many different values each may hold alike.
+    """
+    count, values = np.asarray(count, dtype=float), np.maximum(values, 1.0)  # a class that holds none has none
+    middle = np.cumsum(count) - count / 2 - count.sum() / 2
+    between, within = (count * middle**2).sum(), (count**3 * (1 - 1 / values**2)).sum() / 12
+    return float(between / (between + within)) if between > 0 else 1.0
+
+
 def grouped_spearman(a: NDArray, b: NDArray, group: NDArray, count: NDArray) -> tuple[float, NDArray]:
     """Return Spearman's rank correlation of a and b, ties at their mid-rank, and the same without each group [group].
 

@@ -114,8 +114,9 @@ def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> 
     low, high (95 %); n (tokens).
 
     of: whether the loss is that of the next token, or ("own") of the token itself. Correlations come from tables of
-    classes of loss by classes of nnz, ties at mid-rank: they are within 0.003 of the correlation of the exact values,
-    or, by the token's own loss or by class, within 0.01 over 10 000 tokens (0.04 over 200). The interval is a
+    classes of loss by classes of nnz, ties at mid-rank, over the share of it that such classes keep (not in summaries
+    of before revision 7, which are up to 3 % nearer to 0): they are within 0.003 of the correlation of the exact
+    values, or, by the token's own loss or by class, within 0.01 over 10 000 tokens (0.04 over 200). The interval is a
     jackknife's on the atanh scale, by Student's t with the effective number of groups less one. Empty where all counts,
     or all losses, are the same.
     """
@@ -124,7 +125,8 @@ def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> 
         rows = summaries.columns("surprisal_correlations", "own", *CORRELATED)
     except Missing:  # a copy of an earlier revision lacks this summary; a run without losses fails again below
         fine = of == "next" and not by_class
-        rows = correlated(summaries.columns("surprisal_ranks", *RANKS) if fine else _classes(summaries, of), by_class)
+        ranks = summaries.columns("surprisal_ranks", *RANKS) if fine else _classes(summaries, of)
+        rows = correlated(ranks, by_class, fine)
     else:
         selected = (rows["own"] == (of == "own")) & ((rows["class"] != ALL) == by_class)
         if not selected.any():

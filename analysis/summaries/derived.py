@@ -14,13 +14,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
-from twell.analysis.statistics import band, distinct, effective, fisher_interval, grouped_spearman, jackknife_error
+from twell.analysis.statistics import (
+    band,
+    distinct,
+    effective,
+    fisher_interval,
+    grouped_spearman,
+    jackknife_error,
+    rank_share,
+)
+from twell.analysis.summaries.rank_tables import COARSE_COUNT, coarse_band
 from twell.analysis.summaries.token_class import CLASSES
 
 POSITION_SUMS = ("tokens", "nnz_sum", "nnz_square")
 RANKS = ("layer", "nnz_class", "loss_class", "replicate", "tokens")
 CLASSED = ("class", "layer", "replicate", "loss_class", "nnz_class")
-CORRELATED = ("class", "layer", "spearman", "low", "high", "tokens", "groups")
+CORRELATED = ("class", "layer", "spearman", "low", "high", "tokens", "kept", "groups")
 ALL = ""  # in place of a class: tokens of every class
 
 Pair = tuple[NDArray, NDArray]
@@ -80,7 +89,7 @@ def rows_of_classes(
 def correlations(ranks: pa.Table, classes: pa.Table) -> pa.Table:
     """Return the summary `surprisal_correlations`, from `surprisal_ranks` and `surprisal_classes`, both sorted by
     layer."""
-    results = [(False, correlated({name: ranks[name].to_numpy() for name in RANKS}, by_class=False))]
+    results = [(False, correlated({name: ranks[name].to_numpy() for name in RANKS}, by_class=False, fine=True))]
     for own in (False, True):
         rows = rows_of_classes(classes, own)
         if len(rows["class"]):
@@ -88,11 +97,15 @@ def correlations(ranks: pa.Table, classes: pa.Table) -> pa.Table:
     return pa.concat_tables(pa.table({"own": np.full(len(rows["layer"]), own), **rows}) for own, rows in results)
 
 
-def correlated(rows: Mapping[str, NDArray], by_class: bool) -> dict[str, NDArray]:
+def correlated(rows: Mapping[str, NDArray], by_class: bool, fine: bool = False) -> dict[str, NDArray]:
     """Return the columns CORRELATED by name: over all tokens, or for each class of tokens.
 
-    rows: columns RANKS and, if by_class, class (an index into CLASSES), sorted by layer.
+    rows: columns RANKS and, if by_class, class (an index into CLASSES), sorted by layer; fine: whether the classes are
+    those of `surprisal_ranks`.
     """
+    highest = int(rows["nnz_class"].max(initial=0)) + 1
+    counts = np.arange(1 + (highest**2 // 8 if fine else (highest // COARSE_COUNT + 1) ** 4))
+    values = np.bincount(band(counts) if fine else coarse_band(counts))
     groups = np.count_nonzero(np.bincount(rows["replicate"]))
     if by_class:
         kinds = [(CLASSES[kind].as_py(), rows["class"] == kind) for kind in np.argsort(CLASSES.to_pylist()).tolist()]
@@ -101,25 +114,39 @@ def correlated(rows: Mapping[str, NDArray], by_class: bool) -> dict[str, NDArray
     pieces = []
     for kind, in_class in kinds:
         if in_class.any():
-            piece = _spearman({name: rows[name][in_class] for name in RANKS})
+            piece = _spearman({name: rows[name][in_class] for name in RANKS}, values)
             pieces.append({**piece, "class": np.full(len(piece["layer"]), kind, object)})
     columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in CORRELATED[:-1]}
     return {**columns, "groups": np.full(len(columns["layer"]), groups)}
 
 
-def _spearman(rows: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return rank correlations, their 95 % intervals and the tokens by layer, from columns RANKS sorted by layer."""
+def _spearman(rows: Mapping[str, NDArray], values: NDArray) -> dict[str, NDArray]:
+    """Return rank correlations, their 95 % intervals and the tokens by layer, from columns RANKS sorted by layer.
+
+    Within a class ranks are not told apart, which makes a correlation of classes too small: as for grouped data, it is
+    over `kept`, the root of the shares of both ranks' variance that lie between classes. values [class of nnz]: how
+    many counts each holds.
+    """
     _, group = distinct(rows["replicate"])
     starts = np.searchsorted(rows["layer"], np.arange(1, rows["layer"][-1] + 1))
     columns = (np.split(values, starts) for values in (rows["nnz_class"], rows["loss_class"], group, rows["tokens"]))
-    results = [grouped_spearman(*layer) for layer in zip(*columns, strict=True)]
+    layers = list(zip(*columns, strict=True))
+    kept = np.array([_kept(nnz, loss, tokens, values) for nnz, loss, _, tokens in layers])
+    results = [grouped_spearman(*layer) for layer in layers]
     estimate, without = (np.array(each) for each in zip(*results, strict=True))
+    estimate, without = np.clip(estimate / kept, -1, 1), np.clip(without / kept[:, None], -1, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         error = jackknife_error(np.arctanh(estimate), np.arctanh(without.T))
     size = np.bincount(group, rows["tokens"]).astype(float)  # of all layers, which have the same tokens each
     low, high = fisher_interval(estimate, error, effective(size.sum(), (size**2).sum()) - 1)
     n = np.bincount(rows["layer"], rows["tokens"]).astype(np.int64)
-    return {"layer": np.arange(len(n)), "spearman": estimate, "low": low, "high": high, "tokens": n}
+    return {"layer": np.arange(len(n)), "spearman": estimate, "low": low, "high": high, "tokens": n, "kept": kept}
+
+
+def _kept(nnz: NDArray, loss: NDArray, tokens: NDArray, values: NDArray) -> float:
+    """Return the share of a correlation of ranks that classes of nnz and of loss keep; the classes of `tokens` each."""
+    n, each = np.bincount(nnz, tokens), np.bincount(loss, tokens)
+    return float(np.sqrt(rank_share(n, values[: len(n)]) * rank_share(each, np.full(len(each), np.inf))))
 
 
 @dataclass(frozen=True)

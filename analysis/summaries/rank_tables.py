@@ -44,7 +44,7 @@ def ranks_by_class(rows: Rows, losses: Mapping[str, NDArray], kind: NDArray) -> 
     class of each row, as `Classes.of_rows` returns it. Classes are coarser than in `ranks`, since there are many more
     rows. The column `class` holds indices into CLASSES.
     """
-    coarse = np.floor(COARSE_COUNT * np.sqrt(np.sqrt(_possible(rows.counts).astype(float)))).astype(np.int32)
+    coarse = coarse_band(_possible(rows.counts))
     tables = []
     for name, bins in losses.items():
         counted = (rows.flags == 0) & (bins >= 0)
@@ -56,6 +56,11 @@ def ranks_by_class(rows: Rows, losses: Mapping[str, NDArray], kind: NDArray) -> 
         tokens = _counted(rows.counts[counted], keys, coarse, sums=True)
         tables.append(tokens.append_column("own", pa.array(np.full(tokens.num_rows, name == "own"))))
     return pa.concat_tables(tables)
+
+
+def coarse_band(number: NDArray) -> NDArray:
+    """Return the coarse class of each count: floor(8·⁴√count)."""
+    return np.floor(COARSE_COUNT * np.sqrt(np.sqrt(number.astype(float)))).astype(np.int32)
 
 
 def _possible(counts: NDArray) -> NDArray:

@@ -222,6 +222,7 @@ _SURPRISAL_CORRELATIONS = SummaryTable(
         Column("high", "double", "", "upper end"),
         tokens_column(),
         Column("groups", "int32", "", "groups of documents, each left out once for the interval; of all classes"),
+        Column("kept", "double", "", "share of it that classes of nnz and loss keep, by which it is divided"),
     ),
     adds_up=False,
     keys=("own", "class", "layer"),
@@ -256,4 +257,4 @@ _TABLES = (
     *(CLASS_SCORES, SURPRISAL_WITHIN, _VALUE_COUNTS),
 )
 
-SUMMARIES = SummarySchema(2, 6, {table.name: table for table in _TABLES})
+SUMMARIES = SummarySchema(2, 7, {table.name: table for table in _TABLES})
