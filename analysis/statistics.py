@@ -118,10 +118,8 @@ def mean_error(n: ArrayLike, y: ArrayLike, y2: ArrayLike) -> NDArray:
 
 
 def welch_degrees(errors: ArrayLike, degrees: ArrayLike) -> NDArray:
-    """Return the degrees of freedom of a difference of independent estimates: Satterthwaite (1946), Welch (1947).
-
-    errors, degrees [estimate, ...]: standard errors and their degrees of freedom.
-    """
+    """Return the degrees of freedom of a difference of independent estimates (Satterthwaite, 1946; Welch, 1947), from
+    their standard errors and degrees of freedom, both [estimate, ...]."""
     variance = np.asarray(errors, dtype=float) ** 2
     with np.errstate(divide="ignore", invalid="ignore"):
         return variance.sum(axis=0) ** 2 / (variance**2 / np.asarray(degrees, dtype=float)).sum(axis=0)

@@ -104,7 +104,7 @@ def correlated(rows: Mapping[str, NDArray], by_class: bool, fine: bool = False) 
     those of `surprisal_ranks`.
     """
     highest = int(rows["nnz_class"].max(initial=0)) + 1
-    counts = np.arange(1 + (highest**2 // 8 if fine else (highest // COARSE_COUNT + 1) ** 4))
+    counts = np.arange(1 + (max(highest, highest**2 // 8) if fine else (highest // COARSE_COUNT + 1) ** 4))
     values = np.bincount(band(counts) if fine else coarse_band(counts))
     groups = np.count_nonzero(np.bincount(rows["replicate"]))
     if by_class:
