@@ -26,6 +26,7 @@ from twell.analysis.speed.speedup import model_speedup
 from twell.analysis.statistics import effective, jackknife_error, t_half, welch_degrees
 from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.by_token import by_token
+from twell.analysis.tokens.paired import can_be_paired, paired_errors
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import CompareOptions
 from twell.workbench.run.store import Run, open_run
@@ -227,8 +228,10 @@ def _same_sequences(a: Run, b: Run) -> bool:
 def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
     """Return the difference of each token's z to the first run, those that differ most surely (for their half-width)
     first; a row a token and run after the first. Columns: run; token_id; text; count, first_count; z, first_z;
-    difference, low, high (95 %, clustered by document, taken as independent). Missing where the vocabularies differ or
-    no token occurs often enough in both."""
+    difference, low, high (95 %, clustered by document); paired (whether the interval is over the differences within
+    documents: of runs over the same sequences whose rows are here, 8 million tokens at most; others are taken as
+    independent, which makes it too wide where they read the same). Missing where the vocabularies differ or no token
+    occurs often enough in both."""
     _require_two(runs)
     first = by_token(runs[0], min_count).set_index("token_id")
     pieces = []
@@ -240,9 +243,12 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
             raise Missing(
                 f"{run.name} has other tokens than {runs[0].name} under the same ids: they cannot be compared."
             )
+        paired = _same_sequences(runs[0], run) and can_be_paired(runs[0], run)
         errors = both[["z_se", "z_se_first"]].to_numpy().T
-        degrees = welch_degrees(errors, both[["degrees", "degrees_first"]].to_numpy().T)
-        difference, half = both["z"] - both["z_first"], t_half(degrees) * np.hypot(*errors)
+        error, degrees = np.hypot(*errors), welch_degrees(errors, both[["degrees", "degrees_first"]].to_numpy().T)
+        if paired:
+            error, degrees = paired_errors(runs[0], run).loc[both.index].to_numpy().T
+        difference, half = both["z"] - both["z_first"], t_half(degrees) * error
         piece = pd.DataFrame({"run": run.name, "token_id": both.index, "text": both["text"].to_numpy()})
         columns = {
             "count": both["count"],
@@ -253,6 +259,7 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
         columns |= {"difference": difference, "low": difference - half, "high": difference + half}
         for name, values in columns.items():
             piece[name] = np.asarray(values)
+        piece["paired"] = paired
         pieces.append(piece.assign(sure=(difference.abs() / half).to_numpy()))
     frame = pd.concat(pieces, ignore_index=True)
     if frame.empty:

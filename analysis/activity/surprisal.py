@@ -19,8 +19,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from twell.analysis.statistics import distinct, effective, fisher_interval, jackknife_error, t_half
-from twell.analysis.summaries.derived import ALL, CLASSED, CORRELATED, RANKS, correlated, rows_of_classes
+from twell.analysis.statistics import distinct, effective, jackknife_error, t_half
+from twell.analysis.summaries.derived import (
+    ALL,
+    CLASSED,
+    CORRELATED,
+    RANKS,
+    correlated,
+    correlation_interval,
+    rows_of_classes,
+)
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.summaries.token_class import CLASSES
 from twell.workbench.errors import Missing, UserError
@@ -114,29 +122,41 @@ def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> 
     low, high (95 %); n (tokens).
 
     of: whether the loss is that of the next token, or ("own") of the token itself. Correlations come from tables of
-    classes of loss by classes of nnz, ties at mid-rank, over the share of it that such classes keep (not in summaries
-    of before revision 7, which are up to 3 % nearer to 0): they are within 0.003 of the correlation of the exact
+    classes of loss by classes of nnz, ties at mid-rank, over the share of it that such classes keep (attrs["note"] says
+    where a copy of before revision 7 cannot be corrected so): they are within 0.003 of the correlation of the exact
     values, or, by the token's own loss or by class, within 0.01 over 10 000 tokens (0.04 over 200). The interval is a
-    jackknife's on the atanh scale, by Student's t with the effective number of groups less one. Empty where all counts,
-    or all losses, are the same.
+    bootstrap's of t over groups of documents (`derived.correlation_interval`). Empty where all counts, or all losses,
+    are the same.
     """
-    summaries = open_summaries(run)
-    try:
-        rows = summaries.columns("surprisal_correlations", "own", *CORRELATED)
-    except Missing:  # a copy of an earlier revision lacks this summary; a run without losses fails again below
-        fine = of == "next" and not by_class
-        ranks = summaries.columns("surprisal_ranks", *RANKS) if fine else _classes(summaries, of)
-        rows = correlated(ranks, by_class, fine)
-    else:
-        selected = (rows["own"] == (of == "own")) & ((rows["class"] != ALL) == by_class)
-        if not selected.any():
-            raise Missing(f"{run.name} holds no token that has a loss of its own.")
-        rows = {name: values[selected] for name, values in rows.items()}
+    summaries, earlier = open_summaries(run), ""
+    rows = _stored(summaries, of, by_class)
+    if rows is None or np.isnan(rows["kept"]).any():  # a copy of an earlier revision
+        try:
+            fine = of == "next" and not by_class
+            ranks = summaries.columns("surprisal_ranks", *RANKS) if fine else _classes(summaries, of)
+            rows = correlated(ranks, by_class, fine)
+        except Missing:  # a run without losses, or a copy that leaves these out
+            if rows is None:
+                raise
+            earlier = "; up to 3 % too near to 0, as in summaries of before revision 7"
     columns = {"class": rows["class"]} if by_class else {}
     columns |= {"layer": rows["layer"].astype(np.int64), **{name: rows[name] for name in ("spearman", "low", "high")}}
     frame = pd.DataFrame({**columns, "n": rows["tokens"]})
-    frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(int(rows["groups"][0]))}
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(int(rows["groups"][0])) + earlier}
     return frame
+
+
+def _stored(summaries: Summaries, of: Of, by_class: bool) -> dict[str, NDArray] | None:
+    """Return the correlations that are kept, as columns CORRELATED; None where a copy of an earlier revision keeps
+    none. Raises Missing where no token has such a loss."""
+    try:
+        rows = summaries.columns("surprisal_correlations", "own", *CORRELATED)
+    except Missing:
+        return None
+    selected = (rows["own"] == (of == "own")) & ((rows["class"] != ALL) == by_class)
+    if not selected.any():
+        raise Missing(f"{summaries.run.name} holds no token that has a loss of its own.")
+    return {name: values[selected] for name, values in rows.items()}
 
 
 def surprisal_own(run: Run) -> pd.DataFrame:
@@ -157,7 +177,7 @@ def surprisal_within(run: Run) -> pd.DataFrame:
 
     Pearson's correlation of nnz and loss, each less the mean of its token over the run: what it says is of one token in
     different contexts, where surprisal_correlation mixes in that some tokens fire much and are followed by surprises.
-    The interval is a jackknife's on the atanh scale; it takes the tokens' means as known.
+    The interval is that of surprisal_correlation; it takes the tokens' means as known.
     """
     summaries = open_summaries(run, scored=True)
     rows = summaries.columns("surprisal_within", "layer", "replicate", "tokens", *PRODUCTS)
@@ -171,9 +191,8 @@ def surprisal_within(run: Run) -> pd.DataFrame:
         estimate = product.sum(axis=0) / np.sqrt(nnz.sum(axis=0) * loss.sum(axis=0))
         left = [each.sum(axis=0) - each for each in (product, nnz, loss)]
         without = left[0] / np.sqrt(left[1] * left[2])
-        error = jackknife_error(np.arctanh(estimate), np.arctanh(without))
     size = tokens[:, 0]
-    low, high = fisher_interval(estimate, error, effective(size.sum(), (size**2).sum()) - 1)
+    low, high = correlation_interval(estimate, without, float(effective(size.sum(), (size**2).sum())) - 1)
     columns = {"layer": np.arange(run.layers), "pearson": estimate, "low": low, "high": high}
     frame = pd.DataFrame({**columns, "n": tokens.sum(axis=0).astype(np.int64)})
     frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(len(replicates))}

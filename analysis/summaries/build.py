@@ -136,7 +136,8 @@ def sums_of_tokens(
 
 def declared(tables: Tables, documents: Documents) -> Tables:
     """Return sums of tokens with the rows, columns and types that their summaries are declared with."""
-    names = {("surprisal_classes", "class"): CLASSES, ("origins", "source"): pa.array([*documents.names, ""])}
+    names = {(table, "class"): CLASSES for table in ("surprisal_classes", "class_layers")}
+    names["origins", "source"] = pa.array([*documents.names, ""])
     for (table, column), spelt in names.items():
         if table in tables:
             numbered = tables[table]

@@ -63,6 +63,11 @@ def folder(run: Run) -> Path:
     return run.summary_path("any").parent
 
 
+def home(run: Run) -> Path:
+    """Return the folder that the folder `summary` lies in."""
+    return folder(run).parents[1]
+
+
 def read_built(run: Run) -> Built:
     """Return what the run's summaries were built from; a `Built` without parts if there are none. Not to be changed."""
     path = folder(run) / FILE
@@ -136,12 +141,12 @@ def with_damage_note(frame: pd.DataFrame, run: Run, *tables: str) -> pd.DataFram
 def damaged_summaries(run: Run, built: Built) -> list[str]:
     """Return a clause for each summary that is missing or differs from its checksum. A file is hashed again only once
     it has changed."""
-    where = folder(run).relative_to(run.path).as_posix()
+    where = folder(run).relative_to(home(run)).as_posix()
     files = run.manifest.summaries or {f"{where}/{name}.parquet": sha256 for name, sha256 in built.files.items()}
     if run.manifest.summary_only:
         left_out = {f"{where}/{name}.parquet" for name, table in SUMMARIES.tables.items() if not table.in_summary_only}
         files = {file: sha256 for file, sha256 in files.items() if file not in left_out}
-    clauses = verified.faults(run.path, files, key="summaries")
+    clauses = verified.faults(home(run), files, key="summaries")
     return [f"{Path(file).name} {clause}" for file, clause in clauses.items()]
 
 
@@ -150,11 +155,11 @@ def summary_fault(run: Run, name: str, check: Callable[[], str], rule: str) -> s
 
     check: looks for it, once for as long as the file stays as it is; rule: names all that `check` goes by, but the file
     """
-    file = run.summary_path(name).relative_to(run.path).as_posix()
+    file = run.summary_path(name).relative_to(home(run)).as_posix()
     sha256 = (run.manifest.summaries or {}).get(file) or read_built(run).files.get(name)
     if sha256 is None:  # in copies of before summaries had checksums
         return check()
-    return verified.faults(run.path, {file: sha256}, lambda _: check(), rule).get(file, "")
+    return verified.faults(home(run), {file: sha256}, lambda _: check(), rule).get(file, "")
 
 
 def _file_states(run: Run, table: str) -> list[list[int] | None]:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr
 
 from twell.analysis.statistics import (
     band,
@@ -22,6 +23,7 @@ from twell.analysis.statistics import (
     grouped_spearman,
     jackknife_error,
     rank_share,
+    t_half,
 )
 from twell.analysis.summaries.rank_tables import COARSE_COUNT, coarse_band
 from twell.analysis.summaries.token_class import CLASSES
@@ -30,6 +32,7 @@ POSITION_SUMS = ("tokens", "nnz_sum", "nnz_square")
 RANKS = ("layer", "nnz_class", "loss_class", "replicate", "tokens")
 CLASSED = ("class", "layer", "replicate", "loss_class", "nnz_class")
 CORRELATED = ("class", "layer", "spearman", "low", "high", "tokens", "kept", "groups")
+DRAWS, FEWEST_GROUPS = 1999, 8  # of groups of documents with replacement; groups from which they are drawn
 ALL = ""  # in place of a class: tokens of every class
 
 Pair = tuple[NDArray, NDArray]
@@ -135,10 +138,8 @@ def _spearman(rows: Mapping[str, NDArray], values: NDArray) -> dict[str, NDArray
     results = [grouped_spearman(*layer) for layer in layers]
     estimate, without = (np.array(each) for each in zip(*results, strict=True))
     estimate, without = np.clip(estimate / kept, -1, 1), np.clip(without / kept[:, None], -1, 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        error = jackknife_error(np.arctanh(estimate), np.arctanh(without.T))
     size = np.bincount(group, rows["tokens"]).astype(float)  # of all layers, which have the same tokens each
-    low, high = fisher_interval(estimate, error, effective(size.sum(), (size**2).sum()) - 1)
+    low, high = correlation_interval(estimate, without.T, float(effective(size.sum(), (size**2).sum())) - 1)
     n = np.bincount(rows["layer"], rows["tokens"]).astype(np.int64)
     return {"layer": np.arange(len(n)), "spearman": estimate, "low": low, "high": high, "tokens": n, "kept": kept}
 
@@ -147,6 +148,31 @@ def _kept(nnz: NDArray, loss: NDArray, tokens: NDArray, values: NDArray) -> floa
     """Return the share of a correlation of ranks that classes of nnz and of loss keep; the classes of `tokens` each."""
     n, each = np.bincount(nnz, tokens), np.bincount(loss, tokens)
     return float(np.sqrt(rank_share(n, values[: len(n)]) * rank_share(each, np.full(len(each), np.inf))))
+
+
+def correlation_interval(estimate: NDArray, without: NDArray, degrees: float) -> tuple[NDArray, NDArray]:
+    """Return the ends of the 95 % interval of correlations, from the same without each group of documents.
+
+    estimate [n]; without [group, n]; degrees: Kish's effective number of groups less one. A few documents make most of
+    a correlation, so that a low one comes with a small error, and Student's interval holds it too seldom (88 % of 95).
+    The ends come from a bootstrap of t over the jackknife's pseudo-values, on the scale of atanh: Efron and Tibshirani
+    (1993), sections 11.5 and 12.5. As twenty groups are few, the quantiles are those beyond which the normal
+    distribution has what it has beyond Student's t (the expanded percentiles of Hesterberg, 2015). They are the same
+    for the same numbers. Under FEWEST_GROUPS, Student's interval with the jackknife's error.
+    """
+    groups, half = len(without), t_half(degrees)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        middle, left = np.arctanh(estimate), np.arctanh(without)
+        error = jackknife_error(middle, left)
+        if groups < FEWEST_GROUPS or np.isnan(half):
+            return fisher_interval(estimate, error, degrees)
+        pseudo = left.mean(axis=0) - left  # less their mean, a (groups - 1)th of them, which t does not depend on
+        draws = np.random.default_rng(0).multinomial(groups, np.full(groups, 1 / groups), DRAWS) / groups
+        means, squares = draws @ pseudo, draws @ pseudo**2
+        t = np.sqrt(groups - 1) * means / np.sqrt(squares - means**2)
+    # No group may change a correlation: 0/0. Draws of one group alone, without a variance, are too few to matter.
+    upper, lower = np.quantile(np.nan_to_num(t), [ndtr(half), ndtr(-half)], axis=0)
+    return np.tanh(middle - upper * error), np.tanh(middle - lower * error)
 
 
 @dataclass(frozen=True)

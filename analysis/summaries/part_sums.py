@@ -25,7 +25,7 @@ from twell.analysis.statistics import band, distinct
 from twell.analysis.summaries.documents import REPLICATES, Documents, SplitDocuments
 from twell.analysis.summaries.part_rows import BLOCK, READ, Rows, covered_pieces, grouped, pieces
 from twell.analysis.summaries.rank_tables import ranks, ranks_by_class
-from twell.analysis.summaries.token_class import Classes
+from twell.analysis.summaries.token_class import CLASSES, Classes
 from twell.analysis.summaries.token_sums import tokens
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.part_files import open_part
@@ -65,9 +65,9 @@ def of_rows(rows: Rows, classes: Classes, step: int) -> Tables:
     """Return the sums of rows that are whole documents, except the table `used`; arguments as in `of_part`."""
     bins = loss_bins(rows.loss)
     own_bins = np.where(rows.follow(), np.append(-1, bins[:-1]), -1)
-    sums, over_layers = _by_position_and_loss(rows, bins)
-    in_ranks = (rows.unit // REPLICATES) % step == 0  # whole groups, so that no replicate is left empty
     kind = classes.of_rows(rows.token, rows.sequence)
+    sums, over_layers = _by_key(rows, bins, kind)
+    in_ranks = (rows.unit // REPLICATES) % step == 0  # whole groups, so that no replicate is left empty
     subset, losses = rows.take(in_ranks), {"later": bins[in_ranks], "own": own_bins[in_ranks]}
     return {
         **sums,
@@ -129,8 +129,8 @@ def _add_rows(rows: Rows, sums: Sequence[_Sums]) -> NDArray:
     return over_layers
 
 
-def _by_position_and_loss(rows: Rows, bins: NDArray) -> tuple[Tables, NDArray]:
-    """Return the sums by position, by band of positions and by band of loss; and each row's sum over layers.
+def _by_key(rows: Rows, bins: NDArray, kind: NDArray) -> tuple[Tables, NDArray]:
+    """Return the sums by position, band of positions, band of loss, origin and class; and each row's sum over layers.
 
     Position 0 is always flagged, and counts as unflagged by position and by origin unless it is not finite: it stands
     apart by its number there.
@@ -141,11 +141,15 @@ def _by_position_and_loss(rows: Rows, bins: NDArray) -> tuple[Tables, NDArray]:
     by_loss = _Sums(rows, replicate * levels + np.maximum(bins, 0), REPLICATES * levels, unflagged & (bins >= 0))
     in_positions = unflagged | ((rows.position == 0) & (rows.flags & FLAG_NOT_FINITE == 0))
     by_position = _position_sums(rows, in_positions)
+    of_class, kinds = kind * REPLICATES + replicate, len(CLASSES) * REPLICATES
+    by_class = {
+        name: _Sums(rows, of_class, kinds, unflagged, square=name == "nnz_square") for name in ("nnz_sum", "nnz_square")
+    }
     origin = np.ravel_multi_index(
         (*(getattr(rows, name) for name in ORIGIN), replicate), (sources, *ORIGIN_SIZES), mode="clip"
     )
     by_origin = _Sums(rows, origin, sources * ORIGINS, in_positions)
-    over_layers = _add_rows(rows, (by_band, by_loss, by_origin, *by_position.values()))
+    over_layers = _add_rows(rows, (by_band, by_loss, by_origin, *by_class.values(), *by_position.values()))
     flagged = rows.take(~in_positions)
     by_flagged = _position_sums(flagged, np.ones(len(flagged), bool))
     _add_rows(flagged, list(by_flagged.values()))
@@ -159,6 +163,7 @@ def _by_position_and_loss(rows: Rows, bins: NDArray) -> tuple[Tables, NDArray]:
         "surprisal": _two_key_table(("replicate", "loss_bin"), levels, by_loss, total=False),
         "positions": pa.concat_tables(positions),
         "origins": _origin_table(rows, by_origin),
+        "class_layers": _class_table(by_class),
     }
     return tables, over_layers
 
@@ -177,6 +182,15 @@ def _origin_table(rows: Rows, sums: _Sums) -> pa.Table:
     return pa.table(
         {**keys, "tokens": tokens[key], **losses, **layer_columns("nnz_sum", sums.sums[key, :-1], sums.sums[key, -1])}
     )
+
+
+def _class_table(sums: Mapping[str, _Sums]) -> pa.Table:
+    """Return tokens and sums of nnz by class and replicate, as `class_layers` has them; `class` is a number here."""
+    tokens = sums["nnz_sum"].tokens()
+    key = np.flatnonzero(tokens)
+    keys = dict(zip(("class", "replicate"), np.divmod(key, REPLICATES), strict=True))
+    columns = [layer_columns(name, each.sums[key, :-1]) for name, each in sums.items()]
+    return pa.table({**keys, "tokens": tokens[key], **columns[0], **columns[1]})
 
 
 def _document_squares(rows: Rows, over_layers: NDArray, sums: Mapping[str, _Sums]) -> dict[str, NDArray]:

@@ -33,6 +33,7 @@ from twell.analysis.summaries.built import (
     damaged_summaries,
     folder,
     growing,
+    home,
     includes,
     is_current,
     parts_of,
@@ -90,7 +91,7 @@ def ensure(run: Run, tick: Tick | None = None, engine: str = "duckdb", scored: b
     """
     if engine != "duckdb" and not engine.startswith("spark://"):
         raise UserError(f"Expected duckdb or spark://HOST:PORT as the engine, got {engine!r}.")
-    if not is_within(folder(run), run.path):
+    if not is_within(folder(run), home(run)):
         raise UserError(
             f"Expected summaries in the run's own folder {folder(run)}, got a link to elsewhere: remove the link."
         )

@@ -32,6 +32,8 @@ LEAST_UNITS = 5  # effective groups of documents from which an interval is state
 LEAST_TOKENS = 10  # effective tokens of a class; with 8, intervals of 95 % hold 77 % (data/log/analysis.md)
 CLOSED = (FUNCTION_WORD, URL_PART)  # classes that are lists: there are no other tokens to speak of
 CLASS_SUMS = ("tokens", "z_sum", "nnz_sum", "loss_sum", "loss_tokens")
+LAYER_SUMS = ("tokens", "nnz_sum", "nnz_square")
+LEAST_SPREAD = 1e-12  # of the mean square: a variance below that is what is left of rounding
 OFTEN = 20  # a token with fewer occurrences is left out of effects
 
 
@@ -81,13 +83,8 @@ def _in_context(summaries: Summaries, table: pd.DataFrame) -> pd.DataFrame:
     used = n.sum(axis=0) > 0
     n, z = n[:, used], z[:, used]
 
-    def means(tokens: NDArray, sums: NDArray) -> tuple[NDArray, NDArray]:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rest = (sums.sum(axis=0) - sums) / (tokens.sum(axis=0) - tokens)
-            return sums / tokens, rest
-
-    own, others = means(n.sum(axis=1), z.sum(axis=1))
-    own_without, others_without = means(n.sum(axis=1, keepdims=True) - n, z.sum(axis=1, keepdims=True) - z)
+    own, others = _means(n.sum(axis=1), z.sum(axis=1))
+    own_without, others_without = _without_groups(summaries, names, n, z)
     units = effective(n.sum(axis=1), (n**2).sum(axis=1))
     error = jackknife_error(own, own_without.T)
     apart = jackknife_error(own - others, (own_without - others_without).T)
@@ -116,6 +113,37 @@ def _in_context(summaries: Summaries, table: pd.DataFrame) -> pd.DataFrame:
     table.loc[here, list(closed)] = pd.DataFrame(closed, index=names).loc[here]
     table.loc[here, "clusters"] = "documents"
     return table.reset_index()
+
+
+def _means(tokens: NDArray, sums: NDArray) -> tuple[NDArray, NDArray]:
+    """Return the mean of each class, and of all other classes, from their sums [class, ...]."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return sums / tokens, (sums.sum(axis=0) - sums) / (tokens.sum(axis=0) - tokens)
+
+
+def _without_groups(summaries: Summaries, names: NDArray, n: NDArray, z: NDArray) -> tuple[NDArray, NDArray]:
+    """Return z of each class, and of all others, without each group of documents [class, group].
+
+    Means and sds of the layers are those without the group too: where documents that fire much are left out, a class
+    falls and so does what it is measured by. A copy of before revision 7 does not tell these, and its z stays as it is.
+    names: of the classes; n, z [class, group]: tokens and sums of z.
+    """
+    left, total = n.sum(axis=1, keepdims=True) - n, z.sum(axis=1, keepdims=True) - z
+    try:
+        rows = summaries.columns("class_layers", "class", "layer", "replicate", *LAYER_SUMS)
+    except Missing:
+        return _means(left, total)
+    _, group = distinct(rows["replicate"])
+    shape = (len(names), summaries.run.layers, n.shape[1])
+    index = np.ravel_multi_index((np.searchsorted(names, rows["class"].astype(str)), rows["layer"], group), shape)
+    sums = (np.bincount(index, rows[name], np.prod(shape)).reshape(shape) for name in LAYER_SUMS)
+    tokens, y, y2 = (each.sum(axis=2, keepdims=True) - each for each in sums)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean, square = (each.sum(axis=0) / tokens.sum(axis=0) for each in (y, y2))
+        spread = square - mean**2 > LEAST_SPREAD * square
+        weight = np.where(spread, 1 / np.sqrt(square - mean**2), 0.0) / np.maximum(spread.sum(axis=0), 1)
+    own, others = (((each - mean) * weight).sum(axis=1) for each in _means(tokens, y))
+    return own, others
 
 
 def _kinds(summaries: Summaries, token_ids: NDArray) -> NDArray:

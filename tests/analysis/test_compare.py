@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support.clusters import centred_error, effective, pooled
 from support.questions import degrees
 
 from twell.analysis import (
@@ -20,10 +21,11 @@ from twell.analysis import (
     compare_runs,
     compare_tokens,
     ffn_speedup,
+    summarize,
 )
 from twell.analysis.compare import compare
 from twell.workbench.errors import Missing, UserError
-from twell.workbench.options import CompareOptions
+from twell.workbench.options import CompareOptions, SummarizeOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run, open_run
@@ -123,6 +125,44 @@ def test_compare_tokens(run: Run, other_text: Run, made: ModuleType) -> None:
     assert sure.iloc[0] > sure.iloc[-1]
     loud = table.loc[made.LOUD]
     assert loud["low"] <= 0 <= loud["high"], "loud in both"
+
+
+def in_z(run: Run) -> pd.DataFrame:
+    """Unflagged rows with their document and z, a mean over layers."""
+    rows, names = run.activity(flagged=False), nnz_columns(run.layers)
+    z = ((rows[names] - rows[names].mean()) / rows[names].std(ddof=0)).mean(axis=1)
+    return pd.DataFrame({"token": rows["token_id"], "document": rows["sequence"] // 2, "z": z})
+
+
+def test_tokens_of_the_same_text_are_compared_in_pairs(run: Run, sparser: Run, other_text: Run) -> None:
+    """By differences of occurrences, which the same documents hold in both."""
+    table = compare_tokens([run, sparser]).set_index("token_id")
+    assert table["paired"].all() and not compare_tokens([run, other_text])["paired"].any()
+    a, b = in_z(run), in_z(sparser)
+    rows = a.assign(change=b["z"] - a["z"], z=(a["z"] + b["z"]) / 2)
+    told = {
+        token: (
+            len(here),
+            effective(here["document"]),
+            centred_error(here["change"], here["document"], rows["change"], rows["document"]),
+            here["z"].mean(),
+        )
+        for token, here in rows.groupby("token")
+    }
+    drawn = pooled(pd.DataFrame(told, index=["n", "clusters", "error", "mean"]).T, prior=10)
+    for token, row in table.iterrows():
+        expected = drawn.loc[token]
+        half = stats.t.ppf(0.975, expected["degrees"]) * expected["error"]
+        assert row["difference"] == pytest.approx(rows[rows["token"] == token]["change"].mean(), rel=1e-9, abs=1e-9)
+        assert row["high"] - row["difference"] == pytest.approx(half, rel=1e-4)
+
+
+def test_a_copy_without_rows_is_compared_as_independent(run: Run, sparser: Run, tmp_path: Path) -> None:
+    (copy,) = summarize(SummarizeOptions(runs=(sparser.path,), summary_only=tmp_path / "copy"))
+    apart = compare_tokens([run, copy]).set_index("token_id")
+    assert not apart["paired"].any()
+    half = [(each["high"] - each["low"]) / 2 for each in (apart, compare_tokens([run, sparser]).set_index("token_id"))]
+    assert (half[1] < half[0].loc[half[1].index]).mean() > 0.9
 
 
 def test_what_cannot_be_compared(run: Run, made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

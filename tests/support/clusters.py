@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
-from scipy import optimize
+from scipy import optimize, stats
 
 FINE = {"xatol": 1e-9, "fatol": 1e-15, "maxiter": 20_000, "maxfev": 20_000}
 
@@ -47,3 +49,33 @@ def pooled(table: pd.DataFrame, prior: float) -> pd.DataFrame:
     common = fitted(optimize.minimize(unlike, start, method="Nelder-Mead", options=FINE).x)
     variance = (own * degrees + common * prior) / (degrees + prior) / table["n"]
     return pd.DataFrame({"error": np.sqrt(variance), "degrees": degrees + prior})
+
+
+def correlation_interval(
+    groups: pd.Series, statistic: Callable[[pd.DataFrame], float], rows: pd.DataFrame
+) -> tuple[float, float]:
+    """Return the ends of a correlation's interval: t of what the jackknife's pseudo-values are in groups that are drawn
+    anew, one draw after another; Student's for under eight groups. statistic: atanh of the correlation of rows."""
+    whole, labels = statistic(rows), sorted(set(groups))
+    without, r = np.array([statistic(rows[groups != label]) for label in labels]), len(labels)
+    error, half = np.sqrt((r - 1) / r * np.sum((without - whole) ** 2)), stats.t.ppf(0.975, effective(groups) - 1)
+    upper, lower = half, -half
+    if r >= 8:
+        pseudo, drawn = r * whole - (r - 1) * without, []
+        for draw in np.random.default_rng(0).multinomial(r, np.full(r, 1 / r), 1999):
+            values = np.repeat(pseudo, draw)
+            drawn.append((values.mean() - pseudo.mean()) / (values.std(ddof=1) / np.sqrt(r)))
+        upper, lower = np.quantile(drawn, [stats.norm.cdf(half), stats.norm.cdf(-half)])
+    return float(np.tanh(whole - upper * error)), float(np.tanh(whole - lower * error))
+
+
+def kept(nnz: pd.Series, class_of: Callable[[float], float], loss: pd.Series) -> float:
+    """The root of the shares of the variance of ranks that lie between classes, of nnz and of loss: a class of nnz
+    holds whole numbers, one as often as another; a class of loss any number."""
+    held = pd.Series([class_of(n) for n in range(3000)]).value_counts()
+    shares = []
+    for values, alike in ((nnz, held), (loss, None)):
+        ranks, sizes = stats.rankdata(values), values.map(values.value_counts()).to_numpy(float)
+        within = np.mean(sizes**2 * (1 if alike is None else 1 - 1 / values.map(alike).to_numpy(float) ** 2)) / 12
+        shares.append(ranks.var() / (ranks.var() + within) if ranks.var() > 0 else 1.0)
+    return float(np.sqrt(np.prod(shares)))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from twell.workbench.errors import Missing, UserError, usable, utf8
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.checks import left_out, queries
+from twell.workbench.run.checks.summary_home import summary_home
 from twell.workbench.run.manifest import Manifest
 from twell.workbench.run.part_files import checksum, open_part, read_part, unreadable_part, with_newer_columns
 from twell.workbench.run.schema import SUMMARIES, TABLES, nnz_columns
@@ -158,8 +159,7 @@ class Run:
     def sql(self, query: str) -> pd.DataFrame:
         """Return the result of a DuckDB query over the run's tables, under their names: activity, neurons, …"""
         there = [name for name in TABLES if self.has(name)]
-        rows = queries.answer(query, there, self.parts, set(TABLES) - set(there))
-        return left_out.labelled(rows, self.manifest)
+        return left_out.labelled(queries.answer(query, there, self.parts, set(TABLES) - set(there)), self.manifest)
 
     @property
     def left_out(self) -> str:
@@ -169,7 +169,8 @@ class Run:
     def summary_path(self, name: str) -> Path:
         """Return the path of a summary, which may not be built yet. Without damaged parts a run has others."""
         own = "-without-damaged" if self.manifest.left_out and not self.manifest.summary_only else ""
-        return self.path / "summary" / f"v{SUMMARIES.version}{own}" / f"{name}.parquet"
+        folder = summary_home(self.path, self.manifest.summary_only) / "summary"
+        return folder / f"v{SUMMARIES.version}{own}" / f"{name}.parquet"
 
     @cached_property
     def vocab(self) -> pd.DataFrame:
@@ -272,9 +273,9 @@ def refuse_existing(folder: Path) -> None:
 def copy_without_activity(source: Path, target: Path, without_damaged: bool = False) -> None:
     """Copy a summarised run as a summary-only run, from which its text cannot be read.
 
-    source, target: the folders of the run and of its copy; without_damaged: as in `open_run`. Tables whose sums over
-    parts are in the summary (neurons, tiles, unions) are left out as well: they would be most of the copy. The manifest
-    is written last, so what was cut short is not mistaken for a run. Raises UserError where it cannot be written.
+    source, target: the folders of the run and of its copy; without_damaged: as in `open_run`. Tables whose sums are in
+    the summary (neurons, tiles, unions) are left out: they would be most of the copy. The manifest is written last, so
+    what was cut short is not mistaken for a run. Raises UserError where it cannot be written.
     """
     refuse_existing(target)
     run = open_run(source, without_damaged)
@@ -282,9 +283,8 @@ def copy_without_activity(source: Path, target: Path, without_damaged: bool = Fa
     manifest = replace(run.manifest, parts=parts, summary_only=True)
     if damaged := Run(source, manifest).damaged():
         raise UserError(f"Expected a whole run to copy, got: {damaged[0]} Copy it again from where it was recorded.")
-    summary = Path("summary") / f"v{SUMMARIES.version}"
     names = ["built.json", *(f"{name}.parquet" for name, table in SUMMARIES.tables.items() if table.in_summary_only)]
-    built = run.summary_path("any").parent
+    built, summary = run.summary_path("any").parent, Path("summary") / f"v{SUMMARIES.version}"
     summaries = {summary / name: built / name for name in names if (built / name).is_file()}
     files = {Path(part.file): source / part.file for part in manifest.parts} | summaries
     try:

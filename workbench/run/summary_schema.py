@@ -251,10 +251,25 @@ _ORIGINS = SummaryTable(
     since=4,
 )
 
+_CLASS_LAYERS = SummaryTable(
+    "class_layers",
+    "a class of tokens, in a layer and replicate, over unflagged tokens; classes as in `class_scores`",
+    (
+        LAYER,
+        Column("class", "string", "", "class of the tokens, in context"),
+        REPLICATE,
+        tokens_column(),
+        _NNZ_SUM,
+        Column("nnz_square", "int64", "neurons²", "sum of squared nnz"),
+    ),
+    keys=("layer", "class", "replicate"),
+    since=7,
+)
+
 _TABLES = (
     *(_LAYERS, _POSITIONS, _POSITION_BANDS, _TOKENS, _TOKEN_LAYERS, TOKEN_SCORES, _SURPRISAL, _SURPRISAL_RANKS),
     *(_NEURON_SUMS, _TILE_COUNTS, _UNION_COUNTS, _SURPRISAL_CLASSES, _USED, WORDS, _SURPRISAL_CORRELATIONS, _ORIGINS),
-    *(CLASS_SCORES, SURPRISAL_WITHIN, _VALUE_COUNTS),
+    *(CLASS_SCORES, SURPRISAL_WITHIN, _VALUE_COUNTS, _CLASS_LAYERS),
 )
 
 SUMMARIES = SummarySchema(2, 7, {table.name: table for table in _TABLES})

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support.clusters import correlation_interval
 from support.questions import degrees
 
 from twell.analysis import by_phase, by_source, first_positions, surprisal_within
@@ -77,7 +78,7 @@ def test_phases(made: ModuleType, tmp_path: Path) -> None:
 
 
 def test_within_tokens(run: Run, rows: pd.DataFrame) -> None:
-    """Each number less the mean of its token, and the jackknife by its definition."""
+    """Each number less the mean of its token, and the interval by its definition."""
     plain = rows[rows["flags"] == 0]
     known = plain.dropna(subset="loss")
     table = surprisal_within(run)
@@ -91,10 +92,10 @@ def test_within_tokens(run: Run, rows: pd.DataFrame) -> None:
                 np.arctanh((rows["x"] * rows["y"]).sum() / np.sqrt((rows["x"] ** 2).sum() * (rows["y"] ** 2).sum()))
             )
 
-        half = stats.t.ppf(0.975, degrees(both["document"] % 20)) * jackknifed(correlation, both)
         row = table.iloc[layer]
         assert row["pearson"] == pytest.approx(np.tanh(correlation(both)), rel=1e-5)
-        assert np.arctanh(row["high"]) - np.arctanh(row["pearson"]) == pytest.approx(half, rel=1e-4)
+        ends = correlation_interval(both["document"] % 20, correlation, both)
+        assert (row["low"], row["high"]) == pytest.approx(ends, rel=1e-4)
         assert row["n"] == len(known)
 
 

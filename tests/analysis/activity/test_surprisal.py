@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -11,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support.clusters import correlation_interval, kept
 from support.questions import degrees
 
 from twell.analysis import ensure, surprisal, surprisal_correlation
@@ -30,18 +30,6 @@ def jackknife(groups: pd.Series, statistic, rows: pd.DataFrame) -> float:
     without = [statistic(rows[groups.loc[rows.index] != label]) for label in labels]
     r = len(labels)
     return float(np.sqrt((r - 1) / r * np.sum((np.array(without) - whole) ** 2)))
-
-
-def kept(nnz: pd.Series, class_of: Callable[[float], float], loss: pd.Series) -> float:
-    """The root of the shares of the variance of ranks that lie between classes, of nnz and of loss: a class of nnz
-    holds whole numbers, one as often as another; a class of loss any number."""
-    held = pd.Series([class_of(n) for n in range(3000)]).value_counts()
-    shares = []
-    for values, alike in ((nnz, held), (loss, None)):
-        ranks, sizes = stats.rankdata(values), values.map(values.value_counts()).to_numpy(float)
-        within = np.mean(sizes**2 * (1 if alike is None else 1 - 1 / values.map(alike).to_numpy(float) ** 2)) / 12
-        shares.append(ranks.var() / (ranks.var() + within) if ranks.var() > 0 else 1.0)
-    return float(np.sqrt(np.prod(shares)))
 
 
 @pytest.mark.parametrize("bins", [1, 7, 20])
@@ -75,17 +63,16 @@ def test_correlation(run: Run, predicted: pd.DataFrame) -> None:
     assert (table["n"] == len(predicted)).all()
     loss = np.floor(np.sqrt(predicted["loss"]) * 6)
     groups = predicted["document"] % 20
-    half = stats.t.ppf(0.975, degrees(groups))
     for row in table.itertuples():
         nnz = predicted[row.layer]
         classes = nnz.where(nnz < 8, np.floor(np.sqrt(8 * nnz)))
         both = pd.DataFrame({"loss": loss, "nnz": classes})
         share = kept(classes, lambda n: n if n < 8 else np.floor(np.sqrt(8 * n)), loss)
         assert row.spearman == pytest.approx(stats.spearmanr(both).statistic / share, rel=1e-9)
-        error = jackknife(groups, lambda rows, by=share: np.arctanh(stats.spearmanr(rows).statistic / by), both)
-        z = np.arctanh(row.spearman)
-        assert row.low == pytest.approx(np.tanh(z - half * error), rel=1e-9)
-        assert row.high == pytest.approx(np.tanh(z + half * error), rel=1e-9)
+        ends = correlation_interval(
+            groups, lambda rows, by=share: float(np.arctanh(stats.spearmanr(rows).statistic / by)), both
+        )
+        assert (row.low, row.high) == pytest.approx(ends, rel=1e-7)
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +104,8 @@ def test_correlation_by_class(run: Run, known: pd.DataFrame, of: Literal["next",
         def correlation(rows: pd.DataFrame, by: float = share) -> float:
             return float(np.arctanh(stats.spearmanr(rows).statistic / by))
 
-        error = jackknife(here["document"] % 10, correlation, both)
-        half = stats.t.ppf(0.975, degrees(here["document"] % 10)) * error
-        assert row.low == pytest.approx(np.tanh(np.arctanh(row.spearman) - half), rel=1e-9)
-        assert row.high == pytest.approx(np.tanh(np.arctanh(row.spearman) + half), rel=1e-9)
+        ends = correlation_interval(here["document"] % 10, correlation, both)
+        assert (row.low, row.high) == pytest.approx(ends, rel=1e-7, nan_ok=True)
 
 
 def test_correlations_are_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,12 +91,9 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
         assert row["others"] == pytest.approx(there["z"].mean(), rel=1e-9)
         assert row["mean"] == pytest.approx(here["nnz"].mean(), rel=1e-9)
         assert row["loss_mean"] == pytest.approx(here["loss"].mean(), rel=1e-9)
-        gap, without = row["difference"], []
-        for group in range(20):
-            left = used["document"] % 20 != group
-            without.append(
-                used[left & (used["kind"] == kind)]["z"].mean() - used[left & (used["kind"] != kind)]["z"].mean()
-            )
+        gap, groups = row["difference"], sorted(set(used["document"] % 20))
+        left = [standardised(used[used["document"] % 20 != group], run.layers) for group in groups]
+        without = [rows[rows["kind"] == kind]["z"].mean() - rows[rows["kind"] != kind]["z"].mean() for rows in left]
         assert gap == pytest.approx(row["z"] - row["others"], abs=1e-12)
         error = np.sqrt(19 / 20 * np.nansum((np.array(without) - gap) ** 2))
         if effective(here["document"] % 20) >= 5 and not np.isnan(without).any():
@@ -105,6 +102,8 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
         k = effective(here["token_id"])
         if kind == "function word":
             assert row["clusters"] == "documents"
+            own = np.array([rows[rows["kind"] == kind]["z"].mean() for rows in left])
+            assert row["z_se"] == pytest.approx(np.sqrt(19 / 20 * np.sum((own - row["z"]) ** 2)), rel=1e-9)
             continue
         if here["token_id"].nunique() < 2:
             assert np.isnan(row["z_se"])
@@ -128,6 +127,12 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
         half = stats.t.ppf(0.975, welch) * np.sqrt(apart + (g * seen / true) ** 2 / 2 / size)
         expected = (g, g - half, g + half)
         assert (row["effect"], row["effect_low"], row["effect_high"]) == pytest.approx(expected, rel=1e-5)
+
+
+def standardised(rows: pd.DataFrame, layers: int) -> pd.DataFrame:
+    """With z by the layers' means and sds of these rows."""
+    counts = rows[list(range(layers))]
+    return rows.assign(z=((counts - counts.mean()) / counts.std(ddof=0)).mean(axis=1))
 
 
 def variances(used: pd.DataFrame) -> pd.Series:
