@@ -35,6 +35,8 @@ class Stage(IntFlag):
     DOWN = 8
     COUNTS = 16
     PACK = 32
+    LEAVE_DENSE = 64
+    NEXT_WAVE = 128
 
 
 def refuses(device: torch.device, dtype: torch.dtype, n: int) -> str | None:

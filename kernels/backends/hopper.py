@@ -21,7 +21,7 @@ text). Workspace is worst case, one allocation of torch's, touched only where it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -44,6 +44,7 @@ WINDOW = 1024  # rows that are put in order of nnz before they are cut into bloc
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
 FEW_TILES = 352  # of the gate product: up to so many, a call has no order, no plan and, unless asked for, no words
 PARTIAL_SUMS = 144  # of a tile of y, that can be left for other CTAs at once: as many as a GH100 has multiprocessors
+PREPARES_PLANS = False  # whether a module's later calls with a plan go without checks too; not timed on a GPU yet
 ALL_STAGES = int(Stage.GATE | Stage.PLAN | Stage.UP | Stage.DOWN | Stage.COUNTS)
 NO_WORDS = int(Stage.PLAN | Stage.COUNTS)  # needless without a plan where nnz alone is required
 
@@ -194,13 +195,18 @@ class LazyTwELL(TwELL):
         return heads, tails, None, spill
 
 
+def _passes(n: int, d_ff: int) -> Iterator[slice]:
+    """Yield the rows of each pass."""
+    row_bytes = d_ff * 37 // 8  # words, masks, spill and hidden: 1/2, 1/8, 2 and 2 bytes a neuron
+    return gpu.passes(n, row_bytes, 2 * BLOCK)
+
+
 def run(params: FFNParams) -> tuple[Tensor, Stats]:
     """Run a call of checked parameters: y [..., d_model] and its Stats."""
     n, d_ff = params.n, params.w_gate.shape[0]
     y, stats = gpu.results(params, in_full=True)
-    row_bytes = d_ff * 37 // 8  # words, masks, spill and hidden: 1/2, 1/8, 2 and 2 bytes a neuron
     packed = []
-    for rows in gpu.passes(n, row_bytes, 2 * BLOCK):
+    for rows in _passes(n, d_ff):
         workspace = Workspace(rows.stop - rows.start, d_ff, params.x.dtype, params.x.device)
         launch(params, rows, workspace, y, stats)
         if params.want_packed:
@@ -211,21 +217,22 @@ def run(params: FFNParams) -> tuple[Tensor, Stats]:
 
 def prepare(params: FFNParams) -> Callable[[Tensor], tuple[Tensor, Stats]] | None:
     """Return a function that runs checked parameters, which count nnz at most, again on another x [..., d_model] of the
-    same shape; None for calls with a plan, and for a ReLU on both branches.
+    same shape; None for calls in several passes, and for a ReLU on both branches.
 
     It is one op, which makes workspace and results, where a call spends its time on the host.
     """
     (d_ff, d_model), n = params.w_gate.shape, params.n
-    if params.up_relu or has_plan(n, d_ff):
+    planned = has_plan(n, d_ff)
+    if params.up_relu or (planned and not (PREPARES_PLANS and len(list(_passes(n, d_ff))) == 1)):
         return None
-    laid_out = regions(n, d_ff, params.x.dtype, False)
+    laid_out = regions(n, d_ff, params.x.dtype, planned)
     offsets, nbytes, counts, flat = laid_out.offsets, laid_out.nbytes, params.probes == "counts", params.x.dim() == 2
     op = getattr(torch.ops.twell, f"{loaded_op(params.activation == 'relu2', params.up_relu)}_few").default
     weights = params.w_gate, params.w_up, params.w_down, params.b_gate, params.b_up, params.b_down
 
     def run_again(x: Tensor) -> tuple[Tensor, Stats]:
         rows = x if flat else x.view(n, d_model)
-        y, finite, nnz = op(rows, *weights, offsets, nbytes, counts)
+        y, finite, nnz = op(rows, *weights, offsets, nbytes, counts, planned)
         return y if flat else y.view(x.shape), Stats(nnz, finite)
 
     return run_again

@@ -32,7 +32,7 @@ SOURCES = {  # and the flags that each depends on
 
 def _few_results(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return what the op of few rows returns, unwritten: y, finite and nnz."""
-    counted = len(x) if arguments[-1] else 0
+    counted = len(x) if arguments[-2] else 0
     return torch.empty_like(x), x.new_empty(len(x), dtype=torch.bool), x.new_empty(counted, dtype=torch.int32)
 
 

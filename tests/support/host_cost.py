@@ -27,15 +27,15 @@ from twell.workbench.bench.sides import LinearFFN
 CALLS, D_MODEL, D_FF = 100, 2048, 5632
 
 
-def host_microseconds(call: Callable[[], Any]) -> float:
-    """Return microseconds a call that the host takes, over CALLS of them."""
+def host_microseconds(call: Callable[[], Any], calls: int = CALLS) -> float:
+    """Return microseconds a call that the host takes, over so many of them."""
     torch.cuda.synchronize()
     began = time.perf_counter()
-    for _ in range(CALLS):
+    for _ in range(calls):
         call()
     took = time.perf_counter() - began
     torch.cuda.synchronize()
-    return took / CALLS * 1e6
+    return took / calls * 1e6
 
 
 def checked(module: SparseFFN, x: torch.Tensor) -> None:
@@ -43,10 +43,8 @@ def checked(module: SparseFFN, x: torch.Tensor) -> None:
     module._run(module._params(x))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
+def by_rows(rounds: int) -> dict[int, tuple[SparseFFN, LinearFFN, torch.Tensor]]:
+    """Time calls of few rows on the host; return both modules and the input by rows."""
     print("rows | host us: dense modules, dense calls, sparse checked, sparse prepared | x modules, x calls")
     modules = {}
     for rows in (1, 8, 64):
@@ -69,6 +67,13 @@ def main() -> None:
         medians = {name: statistics.median(taken) for name, taken in times.items()}
         ratios = medians["modules"] / medians["prepared"], medians["calls"] / medians["prepared"]
         print(rows, "|", *(f"{m:.1f}" for m in medians.values()), "|", *(f"{r:.3f}" for r in ratios), flush=True)
+    return modules
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=9)
+    modules = by_rows(parser.parse_args().rounds)
     print("rows | reduce-overhead, GPU us: dense, sparse (20 layers chained) | x dense, largest difference")
     for rows, (sparse, dense, x) in modules.items():
         torch.compiler.reset()

@@ -59,8 +59,10 @@ Ffn ffn_of(const Arguments& a, const FfnTensors& tensors) {
   a.workspace.point(f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes, f.hidden, f.tasks, f.parts,
                     f.part_ready);
   if (f.w_up != nullptr && f.blocks <= kDenseTileBlocks) f.dense_tiles = reinterpret_cast<int*>(f.row_sums + f.rows + 1);
-  f.continues_with_up = f.dense_tiles != nullptr && StageSet{a.stages}.has(Stage::kUp);
+  const StageSet stages{a.stages};
+  f.continues_with_up = f.dense_tiles != nullptr && stages.has(Stage::kUp);
   f.nnz = as<int>(a.counts.nnz, a.row), f.nnz_used = as<int>(a.nnz_used, a.row);
+  set_hints(f, {stages.has(Stage::kLeaveDense), stages.has(Stage::kNextWave)}, multiprocessors());
   return f;
 }
 
@@ -101,10 +103,10 @@ void ffn(Arguments a) {
   });
 }
 
-// A call of few rows, without a plan, that makes its results and its workspace itself: one op in place of five, for
-// callers whose time is the host's. x: [rows, d_model]; bytes: of the workspace. Returns y, finite and nnz.
+// A call in one pass that makes its results and its workspace itself: one op in place of five, for callers whose time is
+// the host's. x: [rows, d_model]; bytes: of the workspace. Returns y, finite and nnz.
 std::tuple<Tensor, Tensor, Tensor> few_ffn(Tensor x, Tensor w_gate, Maybe w_up, Tensor w_down, Maybe b_gate, Maybe b_up, Maybe b_down,
-                                           Offsets offsets, int64_t bytes, bool counts) {
+                                           Offsets offsets, int64_t bytes, bool counts, bool planned) {
   const int64_t rows = x.size(0);
   int32_t type;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &type));
@@ -112,8 +114,9 @@ std::tuple<Tensor, Tensor, Tensor> few_ffn(Tensor x, Tensor w_gate, Maybe w_up, 
   Tensor nnz = unwritten(x, {counts ? rows : 0}, aoti_torch_dtype_int32()), memory = unwritten(x, {bytes}, aoti_torch_dtype_uint8());
   CountTensors of_rows{};
   if (counts) of_rows.nnz = nnz;
-  const int64_t stages = static_cast<int64_t>(Stage::kGate) | static_cast<int64_t>(Stage::kUp) | static_cast<int64_t>(Stage::kDown);
-  ffn({{x, w_gate, w_up, w_down, b_gate, b_up, b_down}, {memory, offsets}, y, finite, {}, 0, rows, false, stages, of_rows});
+  int64_t stages = static_cast<int64_t>(Stage::kGate) | static_cast<int64_t>(Stage::kUp) | static_cast<int64_t>(Stage::kDown);
+  if (planned) stages |= static_cast<int64_t>(Stage::kPlan);
+  ffn({{x, w_gate, w_up, w_down, b_gate, b_up, b_down}, {memory, offsets}, y, finite, {}, 0, rows, planned, stages, of_rows});
   return {y, finite, nnz};
 }
 
@@ -123,7 +126,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(TWELL_OP "(" TWELL_FFN_SCHEMA
         "Tensor(a!) workspace, SymInt[] offsets, Tensor(b!) y, Tensor(c!) finite, Tensor(d!)? nnz_used, SymInt row, SymInt rows, "
         "bool planned, int stages, " TWELL_COUNTS_SCHEMA ") -> ()");
-  m.def(TWELL_OP "_few(" TWELL_FFN_SCHEMA "SymInt[] offsets, SymInt bytes, bool counts) -> (Tensor, Tensor, Tensor)");
+  m.def(TWELL_OP "_few(" TWELL_FFN_SCHEMA "SymInt[] offsets, SymInt bytes, bool counts, bool planned) -> (Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {

@@ -16,4 +16,17 @@ inline Path path_of(const Ffn& f, int processors) {
   return f.rows <= kRows64Max && f.d_ff <= wave ? Path::kRows64 : Path::kTiled;
 }
 
+// What `rows16_gate_up` prefetches into the L2 for others: hints, on which no result depends.
+struct Hints {
+  bool leave_dense;  // not the down weights of a group that fires nearly whole: those of all groups may be more than the L2 holds
+  bool next_wave;    // the gate weights of the group that comes after a CTA's own on its multiprocessor
+};
+constexpr Hints kHints{false, false};  // in force; a call's stages can turn each around
+
+// Sets the hints of a call on so many multiprocessors. turned: those that are not as in kHints
+inline void set_hints(Ffn& f, Hints turned, int processors) {
+  f.leaves_dense = kHints.leave_dense != turned.leave_dense;
+  f.next_group = kHints.next_wave != turned.next_wave ? processors : 0;
+}
+
 }  // namespace twell::hopper

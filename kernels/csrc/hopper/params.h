@@ -80,6 +80,11 @@ struct Ffn {
 
   // [rows] or null, zeros from the caller: with a ReLU on the up branch too, how many products are not zero
   int* nnz_used;
+
+  // the hints of dispatch.h: whether down weights of dense groups are left alone; how many groups further on the one is
+  // whose gate weights are prefetched, or 0
+  bool leaves_dense;
+  int next_group;
 };
 
 // Whether a launch would repeat a forward pass of which everything was kept. Only the kernels of training ask.

@@ -18,6 +18,7 @@ from twell.kernels.dispatch import Kernel
 from twell.kernels.layout import Layout
 from twell.kernels.modules import Probe, SparseFFN
 from twell.kernels.ops import gated_ffn
+from twell.kernels.params import FFNParams
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 
@@ -88,8 +89,13 @@ class Seen(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("probes", ["none", "counts"])
-def test_a_call_makes_four_tensors_and_asks_for_nothing_else(monkeypatch: pytest.MonkeyPatch, probes: str) -> None:
+@pytest.mark.parametrize("planned", [False, True], ids=["without a plan", "with a plan"])
+def test_a_call_makes_four_tensors_and_asks_for_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, probes: str, planned: bool
+) -> None:
     """y, what is finite, nnz and the workspace: all else would keep the host longer than the GPU."""
+    monkeypatch.setattr(hopper, "PREPARES_PLANS", True)
+    monkeypatch.setattr(hopper, "has_plan", lambda *_: planned)
     given: list[tuple[Any, ...]] = []
 
     def op(*arguments: Any) -> None:
@@ -118,10 +124,23 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(monkeypatch: pytest
     with torch.inference_mode(), Seen() as seen:
         again = module(x)  # one op that makes all four
     assert again.shape == x.shape and seen.names == ["view", "view"]
-    rows, *weights, offsets, nbytes, counts = given[1]
+    rows, *weights, offsets, nbytes, counts, with_plan = given[1]
     assert rows.shape == (5, 64) and rows.data_ptr() == x.data_ptr()
     assert weights == list(given[0][1:7]) and offsets == given[0][8]
-    assert (nbytes, counts) == (given[0][7].nbytes, probes == "counts")
+    assert (nbytes, counts, with_plan) == (given[0][7].nbytes, probes == "counts", planned)
+
+
+def test_calls_in_several_passes_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass has a workspace of its own. With a plan none is, unless that is switched on."""
+    monkeypatch.setattr(hopper, "loaded_op", lambda *_: "hopper_ffn")
+    monkeypatch.setattr(torch.ops, "twell", SimpleNamespace(hopper_ffn_few=SimpleNamespace(default=None)))
+    weight = torch.zeros(5632, 64, dtype=BF16)
+    params = FFNParams(torch.zeros(5000, 64, dtype=BF16), weight, weight, weight.t())
+    assert hopper.prepare(params) is None
+    monkeypatch.setattr(hopper, "PREPARES_PLANS", True)
+    assert hopper.prepare(params) is not None
+    monkeypatch.setattr(gpu, "MAX_WORKSPACE", 4000 * 5632 * 37 // 8)
+    assert hopper.prepare(params) is None
 
 
 @pytest.mark.gpu

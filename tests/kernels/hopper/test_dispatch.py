@@ -29,6 +29,11 @@ int main() {
   for (const auto& way : kDownShapes) printf("%d %d ", way.each, way.splits);
   puts("");
   Ffn f{};
+  for (int turned = 0; turned < 4; ++turned) {
+    set_hints(f, {turned % 2 == 1, turned > 1}, 132);
+    printf("%d %d ", f.leaves_dense, f.next_group);
+  }
+  puts("");
   for (int threes; scanf("%d %d %d %d", &f.rows, &f.d_model, &f.d_ff, &threes) == 4;) {
     f.blocks = (f.rows + kBlockRows - 1) / kBlockRows;
     const auto tile = choose_cta_tile(f, 132);
@@ -47,18 +52,20 @@ class Chosen:
 
 
 class Choosers:
-    """The launchers' choosers, compiled. tiles, ways: all that there are."""
+    """The launchers' choosers, compiled. tiles, ways: all that there are; hints: of no hint turned around, one or the
+    other, and both: whether down weights of dense groups are left alone, and the group whose gate weights come next."""
 
     def __init__(self, program: Path) -> None:
         self.program = program
-        self.tiles, self.ways = ({*zip(numbers[::2], numbers[1::2], strict=True)} for numbers in self.numbers(""))
+        tiles, ways, self.hints = ([*zip(line[::2], line[1::2], strict=True)] for line in self.numbers(""))
+        self.tiles, self.ways = {*tiles}, {*ways}
 
     def numbers(self, given: str) -> list[list[int]]:
         done = subprocess.run([self.program], input=given, capture_output=True, text=True, check=True)
         return [[*map(int, line.split())] for line in done.stdout.splitlines()]
 
     def of(self, cases: Iterable[Case]) -> list[Chosen]:
-        _, _, *lines = self.numbers("\n".join(" ".join(map(str, case)) for case in cases))
+        _, _, _, *lines = self.numbers("\n".join(" ".join(map(str, case)) for case in cases))
         return [Chosen((a, b), (c, d), PATHS[path]) for a, b, c, d, path in lines]
 
 
@@ -84,6 +91,12 @@ def test_every_tile_and_way_of_down_is_watched(choosers: Choosers) -> None:
     assert {one.tile for one in taken} == choosers.tiles
     assert {one.way for one in taken} == choosers.ways - {(256, 2)}
     assert {one.path for one in taken} == {"tiled"}
+
+
+def test_a_call_turns_each_hint_around_by_itself(choosers: Choosers) -> None:
+    (leaves, after), *turned = choosers.hints
+    assert after in (0, 132)
+    assert turned == [(1 - leaves, after), (leaves, 132 - after), (1 - leaves, 132 - after)]
 
 
 def test_neighbouring_tiles_are_as_wide_as_the_test_of_them_takes_them_for(choosers: Choosers) -> None:

@@ -12,7 +12,7 @@ from support.gpu_checks import CUDA, LAUNCHES, assert_same, assert_same_in_a_gra
 from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
-from twell.kernels.backends.gpu import results
+from twell.kernels.backends.gpu import Stage, results
 from twell.kernels.dispatch import prepare
 from twell.kernels.params import FFNParams
 from twell.kernels.stats import Stats
@@ -142,12 +142,14 @@ def test_gathered_weights_that_come_last(n: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [1, 8, 64, 65, 500], ids=lambda n: f"{n} rows")
+@pytest.mark.parametrize("n", [1, 8, 64, 65, 500, 12_000], ids=lambda n: f"{n} rows")
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
 @pytest.mark.parametrize("probes", ["none", "counts"])
-def test_a_prepared_call_gives_the_same_bits(n: int, gated: bool, probes: str) -> None:
+def test_a_prepared_call_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, n: int, gated: bool, probes: str) -> None:
     """The call without checks beside the one with them; also replayed from a graph."""
     one = make(n, 200, 1016, 0, gated=gated, bias=True, probes=probes, layout=None, want_packed=False)
+    monkeypatch.setattr(hopper, "PREPARES_PLANS", True)
+    assert hopper.has_plan(n, 1016) == (n == 12_000)
     y, stats = hopper.run(one)
     run_again = hopper.prepare(one)
     assert run_again is not None
@@ -165,6 +167,22 @@ def test_a_prepared_call_gives_the_same_bits(n: int, gated: bool, probes: str) -
     graphed.fill_(float("nan"))
     graph.replay()
     assert graphed.equal(y) and of_graph.nnz.equal(stats.nnz)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 16], ids=["1 row", "16 rows"])
+@pytest.mark.parametrize("quiet", [-200, 0, 60], ids=["all fire", "half fires", "few fire"])
+def test_hints_change_no_bit(n: int, quiet: float) -> None:
+    """More groups than multiprocessors; what is prefetched, beside and into a workspace that calls share."""
+    one = make(n, 2048, 8192, quiet, probes="counts", layout=None, want_packed=False)
+    one.w_down.copy_(torch.randn(one.w_down.shape, device=CUDA, generator=torch.Generator(device=CUDA).manual_seed(n)))
+    expected = hopper.run(one)
+    assert_same("nnz", expected[1].nnz, reference.run(one)[1].nnz)
+    workspace = hopper.Workspace(n, 8192, one.x.dtype, CUDA)
+    for hints in (0, Stage.LEAVE_DENSE, Stage.NEXT_WAVE, Stage.LEAVE_DENSE | Stage.NEXT_WAVE) * 3:
+        y, stats = results(one, in_full=True)
+        hopper.launch(one, slice(0, n), workspace, y, stats, hopper.ALL_STAGES | hints)
+        assert_as(f"hints {int(hints)}", (y, stats), expected)
 
 
 @pytest.mark.gpu

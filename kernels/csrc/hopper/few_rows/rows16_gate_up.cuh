@@ -231,6 +231,21 @@ __device__ __forceinline__ void rows16_up_product(Rows16Warp<T, kTiles>& mine, c
     mine.template product<2>(f, x_map, up_map, f.w_up, list, first, count);
 }
 
+// Prefetches into the L2, by a warp, the down weights of the `count` neurons in `list`, and the gate weights of the group
+// that its multiprocessor takes next.
+template <typename T>
+__device__ __forceinline__ void prefetch_after_rows16_gate(const Ffn& f, const uint16_t* list, int first, int count,
+                                                           bool all_weights, int lane) {
+  const auto prefetch = [&](const void* weights, int neuron) {
+    prefetch_bulk(static_cast<const T*>(weights) + static_cast<int64_t>(neuron) * f.d_model, f.d_model * 2);
+  };
+  if (!(all_weights && f.leaves_dense))
+    for (int i = lane; i < count; i += 32) prefetch(f.w_down, first + list[i]);
+  const int next = first + f.next_group * kGroupNeurons;
+  if (f.next_group > 0)
+    for (int neuron = next + lane; neuron < min(next + kGroupNeurons, f.d_ff); neuron += 32) prefetch(f.w_gate, neuron);
+}
+
 template <typename T, int kTiles>
 __global__ void __launch_bounds__(kRows16Threads + 32)
     rows16_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
@@ -271,9 +286,7 @@ __global__ void __launch_bounds__(kRows16Threads + 32)
   list_rows16<kTiles>(s, group, fires, count, first);
   __syncthreads();
   if (scout) {
-    for (int i = lane; i < count; i += 32)
-      prefetch_bulk(static_cast<const T*>(f.w_down) + static_cast<int64_t>(first + s.list[i]) * f.d_model,
-                    f.d_model * 2);
+    prefetch_after_rows16_gate<T>(f, s.list, first, count, all_weights, lane);
   } else if (f.w_up != nullptr && count > 0) {
     rows16_up_product(mine, f, x_map, up_map, s.list, first, count, all_weights);
   }
