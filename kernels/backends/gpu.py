@@ -37,6 +37,7 @@ class Stage(IntFlag):
     PACK = 32
     LEAVE_DENSE = 64
     NEXT_WAVE = 128
+    WIDE_GROUPS = 256
 
 
 def refuses(device: torch.device, dtype: torch.dtype, n: int) -> str | None:

@@ -8,7 +8,7 @@ figure as soon as it is known: what it is, × dense, at least wanted, aimed at. 
 baseline; the parts on a model are `twell bench`'s own.
 
 squares: plain ReLU squared × compiled dense, as calls go now and, of narrow models, without a plan
-few: fully dense calls of 1 and 16 rows and sparse ones, by what `rows16_gate_up` prefetches (hints of dispatch.h)
+few: fully dense calls of 1 and 16 rows and sparse ones, by the choices of dispatch.h for `rows16`
 host: microseconds until a call returns, with checks and prepared; calls with a plan prepared too
 layers, ffn: layers on their own inputs × compiled dense, by rows; all layers × dense at 131 072 rows
 whole: forward passes, eager generation, steps of decoding, dense and sparse
@@ -53,7 +53,14 @@ TURNS, CALLS, TOKENS, SECONDS = 15, 20, 32, 0.25
 KERNEL = "hopper"
 SQUARES = ((2048, 8192), (768, 3072))
 FEW = ((2048, 5632), (2048, 8192), (2560, 6912), (3072, 8192), (4096, 11_008))
-HINTS = {"now": 0, "leave dense": Stage.LEAVE_DENSE, "next wave": Stage.NEXT_WAVE, "both": 64 | 128}
+CHOICES = {
+    "now": 0,
+    "leave dense": Stage.LEAVE_DENSE,
+    "next wave": Stage.NEXT_WAVE,
+    "both": Stage.LEAVE_DENSE | Stage.NEXT_WAVE,
+    "wide groups": Stage.WIDE_GROUPS,
+    "wide, leave dense": Stage.WIDE_GROUPS | Stage.LEAVE_DENSE,
+}
 LAYERS, LAYER_ROWS, ALL_ROWS = "0,1,4,14,27", "512,1024,2048,4096,8192,16384,32768,131072", "131072"
 FEW_NNZ, HOST_NNZ = 29, 60
 STEPS = {1: (1.35, 1.6), 8: (1.3, 1.5), 64: (1.2, 1.35)}  # by sequences: at least, aim
@@ -118,14 +125,14 @@ def squares() -> None:
                 torch.cuda.empty_cache()
 
 
-def hinted(ffn: SparseFFN, x: Tensor, hints: int, shared: tuple[Any, ...]) -> Run:
-    """Return a call by the launches alone with some hints turned around. shared: workspace, y and Stats"""
+def turned(ffn: SparseFFN, x: Tensor, stages: int, shared: tuple[Any, ...]) -> Run:
+    """Return a call by the launches alone with some choices turned around. shared: workspace, y and Stats"""
     params = FFNParams(x, ffn.w_gate, ffn.w_up, ffn.w_down, probes="counts").checked()
-    return partial(hopper.launch, params, slice(0, len(x)), *shared, hopper.ALL_STAGES | int(hints))
+    return partial(hopper.launch, params, slice(0, len(x)), *shared, hopper.ALL_STAGES | int(stages))
 
 
 def few() -> None:
-    """Time calls of few rows by each set of hints, weights cold, in one workspace and with one result."""
+    """Time calls of few rows by each set of choices, weights cold, in one workspace and with one result."""
     for d_model, d_ff in FEW:
         for rows in (1, 16):
             for kind in ("dense", "heavy"):
@@ -135,7 +142,7 @@ def few() -> None:
                 params = FFNParams(x, ffn.w_gate, ffn.w_up, ffn.w_down)
                 shared = hopper.Workspace(rows, d_ff, x.dtype, x.device), *results(params, in_full=True)
                 chains: dict[str, list[Run]] = {
-                    name: [hinted(each, x, hints, shared) for each in copies] for name, hints in HINTS.items()
+                    name: [turned(each, x, stages, shared) for each in copies] for name, stages in CHOICES.items()
                 }
                 for each in [ffn, *copies]:
                     found = operations(each, x, BenchRequest(kernels=[]), {})

@@ -12,9 +12,10 @@ enum class Stage : int64_t {
   kDown = 8,     // the down product over the unions
   kCounts = 16,  // the probes: nnz (`cuda`), histograms and the neurons' sums
   kPack = 32,    // TwELL of the layout that was requested (`cuda`)
-  // no stages: each turns a hint of hopper/dispatch.h around, so that one process can time both ways
+  // no stages: each turns a choice of hopper/dispatch.h around, so that one process can time both ways
   kLeaveDense = 64,
   kNextWave = 128,
+  kWideGroups = 256,
 };
 
 // The stages to launch: any sum of the above.

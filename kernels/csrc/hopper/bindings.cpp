@@ -62,7 +62,7 @@ Ffn ffn_of(const Arguments& a, const FfnTensors& tensors) {
   const StageSet stages{a.stages};
   f.continues_with_up = f.dense_tiles != nullptr && stages.has(Stage::kUp);
   f.nnz = as<int>(a.counts.nnz, a.row), f.nnz_used = as<int>(a.nnz_used, a.row);
-  set_hints(f, {stages.has(Stage::kLeaveDense), stages.has(Stage::kNextWave)}, multiprocessors());
+  choose_rows16(f, {stages.has(Stage::kLeaveDense), stages.has(Stage::kNextWave), stages.has(Stage::kWideGroups)}, multiprocessors());
   return f;
 }
 

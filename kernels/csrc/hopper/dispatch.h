@@ -16,17 +16,20 @@ inline Path path_of(const Ffn& f, int processors) {
   return f.rows <= kRows64Max && f.d_ff <= wave ? Path::kRows64 : Path::kTiled;
 }
 
-// What `rows16_gate_up` prefetches into the L2 for others: hints, on which no result depends.
-struct Hints {
+// Choices of `rows16`. The first two are hints, on which no result depends: what is prefetched into the L2 for others.
+struct Rows16Choices {
   bool leave_dense;  // not the down weights of a group that fires nearly whole: those of all groups may be more than the L2 holds
   bool next_wave;    // the gate weights of the group that comes after a CTA's own on its multiprocessor
+  bool wide_groups;  // groups of kWideGroup where that makes one wave of two
 };
-constexpr Hints kHints{false, false};  // in force; a call's stages can turn each around
+constexpr Rows16Choices kChosen{false, false, false};  // in force; a call's stages can turn each around
 
-// Sets the hints of a call on so many multiprocessors. turned: those that are not as in kHints
-inline void set_hints(Ffn& f, Hints turned, int processors) {
-  f.leaves_dense = kHints.leave_dense != turned.leave_dense;
-  f.next_group = kHints.next_wave != turned.next_wave ? processors : 0;
+// Sets the choices of a call on so many multiprocessors. turned: those that are not as in kChosen
+inline void choose_rows16(Ffn& f, Rows16Choices turned, int processors) {
+  f.leaves_dense = kChosen.leave_dense != turned.leave_dense;
+  f.next_group = kChosen.next_wave != turned.next_wave ? processors : 0;
+  const bool pays = f.d_ff > kGroupNeurons * processors && f.d_ff <= kWideGroup * processors;
+  f.wide_groups = pays && kChosen.wide_groups != turned.wide_groups;
 }
 
 }  // namespace twell::hopper

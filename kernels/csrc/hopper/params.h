@@ -12,7 +12,7 @@ constexpr int kBlockRows = 128;   // rows that share a union
 constexpr int kWindow = 1024;     // consecutive rows from which blocks choose theirs
 constexpr int kPanelColumns = 64; // columns of a hidden panel: [128 rows][64] values, 16 KB, 128-byte swizzled
 constexpr int kRows16Max = 16, kRows64Max = 64;  // most rows that `rows16` and `rows64` take, in calls without a plan
-constexpr int kGroupNeurons = 48;   // neurons of one of their CTAs
+constexpr int kGroupNeurons = 48, kWideGroup = 64;  // neurons of one of their CTAs; of one of `rows16` in wide models
 constexpr int kTile = 256, kWords = 32, kSlots = kWords - 1;  // TwELL at compression 8
 constexpr int kHead = 8, kTail = kWords - kHead;  // its words, in two arrays: most rows use no more than a head
 constexpr int kMaskWords = kTile / 32;  // bits of what a tile fires, a bit a neuron
@@ -81,9 +81,9 @@ struct Ffn {
   // [rows] or null, zeros from the caller: with a ReLU on the up branch too, how many products are not zero
   int* nnz_used;
 
-  // the hints of dispatch.h: whether down weights of dense groups are left alone; how many groups further on the one is
-  // whose gate weights are prefetched, or 0
-  bool leaves_dense;
+  // of `rows16`, as dispatch.h chooses: whether groups are wide; whether down weights of dense groups are left alone; how
+  // many groups further on the one is whose gate weights are prefetched, or 0
+  bool wide_groups, leaves_dense;
   int next_group;
 };
 

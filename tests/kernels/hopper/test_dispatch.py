@@ -29,10 +29,11 @@ int main() {
   for (const auto& way : kDownShapes) printf("%d %d ", way.each, way.splits);
   puts("");
   Ffn f{};
-  for (int turned = 0; turned < 4; ++turned) {
-    set_hints(f, {turned % 2 == 1, turned > 1}, 132);
-    printf("%d %d ", f.leaves_dense, f.next_group);
-  }
+  for (const int d_ff : {6336, 6344, 8448, 8456})
+    for (int turned = 0; turned < 8; ++turned) {
+      f.d_ff = d_ff, choose_rows16(f, {turned % 2 > 0, turned / 2 % 2 > 0, turned > 3}, 132);
+      printf("%d %d ", f.leaves_dense + 2 * f.wide_groups, f.next_group);
+    }
   puts("");
   for (int threes; scanf("%d %d %d %d", &f.rows, &f.d_model, &f.d_ff, &threes) == 4;) {
     f.blocks = (f.rows + kBlockRows - 1) / kBlockRows;
@@ -52,12 +53,12 @@ class Chosen:
 
 
 class Choosers:
-    """The launchers' choosers, compiled. tiles, ways: all that there are; hints: of no hint turned around, one or the
-    other, and both: whether down weights of dense groups are left alone, and the group whose gate weights come next."""
+    """The launchers' choosers, compiled. tiles, ways: all that there are; turned: of models on both sides of
+    where wide groups pay, by choice turned around: dense groups' down weights left alone + 2 wide groups; next."""
 
     def __init__(self, program: Path) -> None:
         self.program = program
-        tiles, ways, self.hints = ([*zip(line[::2], line[1::2], strict=True)] for line in self.numbers(""))
+        tiles, ways, self.turned = ([*zip(line[::2], line[1::2], strict=True)] for line in self.numbers(""))
         self.tiles, self.ways = {*tiles}, {*ways}
 
     def numbers(self, given: str) -> list[list[int]]:
@@ -93,10 +94,14 @@ def test_every_tile_and_way_of_down_is_watched(choosers: Choosers) -> None:
     assert {one.path for one in taken} == {"tiled"}
 
 
-def test_a_call_turns_each_hint_around_by_itself(choosers: Choosers) -> None:
-    (leaves, after), *turned = choosers.hints
+def test_a_call_turns_each_choice_around_by_itself(choosers: Choosers) -> None:
+    """Groups are wide only in models that have more than a wave of the others and at most one of these."""
+    leaves, after, wide = (choosers.turned[8][0] & 1, choosers.turned[8][1], choosers.turned[8][0] >> 1)
     assert after in (0, 132)
-    assert turned == [(1 - leaves, after), (leaves, 132 - after), (1 - leaves, 132 - after)]
+    for at, pays in enumerate((False, True, True, False)):
+        assert choosers.turned[8 * at : 8 * at + 8] == [
+            ((leaves ^ a) + 2 * (pays and wide ^ c), after ^ (132 * b)) for c in (0, 1) for b in (0, 1) for a in (0, 1)
+        ]
 
 
 def test_neighbouring_tiles_are_as_wide_as_the_test_of_them_takes_them_for(choosers: Choosers) -> None:

@@ -32,6 +32,15 @@ def assert_as(about: str, got: tuple[Tensor, Stats], expected: tuple[Tensor, Sta
     assert_same(f"{about}: stats", got[1], expected[1])
 
 
+def turned(one: FFNParams, stages: int, workspace: hopper.Workspace | None = None) -> tuple[Tensor, Stats]:
+    """Run a call with some of its choices turned around."""
+    n, d_ff = len(one.x), len(one.w_gate)
+    y, stats = results(one, in_full=True)
+    workspace = hopper.Workspace(n, d_ff, one.x.dtype, CUDA) if workspace is None else workspace
+    hopper.launch(one, slice(0, n), workspace, y, stats, hopper.ALL_STAGES | stages)
+    return y, stats
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", ROWS, ids=lambda n: f"{n} rows")
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
@@ -180,9 +189,46 @@ def test_hints_change_no_bit(n: int, quiet: float) -> None:
     assert_same("nnz", expected[1].nnz, reference.run(one)[1].nnz)
     workspace = hopper.Workspace(n, 8192, one.x.dtype, CUDA)
     for hints in (0, Stage.LEAVE_DENSE, Stage.NEXT_WAVE, Stage.LEAVE_DENSE | Stage.NEXT_WAVE) * 3:
-        y, stats = results(one, in_full=True)
-        hopper.launch(one, slice(0, n), workspace, y, stats, hopper.ALL_STAGES | hints)
-        assert_as(f"hints {int(hints)}", (y, stats), expected)
+        assert_as(f"hints {int(hints)}", turned(one, hints, workspace), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 8, 9, 16], ids=lambda n: f"{n} rows")
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
+def test_wide_groups_as_each_way_takes_and_one_more(n: int, gated: bool) -> None:
+    """As the first test of this file does, in groups of 64, of which 129 are less than a wave."""
+    one = make(n, 200, 8200, 0, gated=gated, bias=True, probes="counts", layout=None, want_packed=False)
+    one.x[:] = torch.eye(200, device=CUDA, dtype=one.x.dtype)[:n]
+    one.b_gate.zero_()  # type: ignore[union-attr]
+    for fired in (0, 1, 16, 17, 32, 33, 48, 63, 64):
+        one.w_gate[:] = -1
+        neuron = torch.cat([torch.arange(64, 64 + fired), torch.arange(8192, 8200)]).to(CUDA)
+        one.w_gate[neuron, neuron % n] = (1 + neuron % 3).to(one.w_gate.dtype)
+        got = turned(one, Stage.WIDE_GROUPS)
+        assert int(got[1].nnz.sum()) == fired + 8
+        assert_as(f"{fired} fired", got, reference.run(one))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 8, 9, 16], ids=lambda n: f"{n} rows")
+@pytest.mark.parametrize("d_ff", [6344, 8192])
+def test_wide_groups_of_every_density_side_by_side(n: int, d_ff: int) -> None:
+    """Exact sums against the reference, with a row that is not finite too; then sums that show their order."""
+    one = make(n, 1096, d_ff, 0, bias=True, probes="counts", layout=None, want_packed=False)
+    one.w_gate[:, 0] = torch.linspace(60, -40, d_ff, device=CUDA).round().neg()
+    whole = reference.run(one)
+    assert_as("finite", turned(one, Stage.WIDE_GROUPS), whole)
+    one.x[n // 2, 5] = float("nan")
+    y, stats = turned(one, Stage.WIDE_GROUPS)
+    others = torch.arange(n, device=CUDA) != n // 2
+    assert bool(y[n // 2].isnan().all()) and stats.finite.equal(others)
+    assert_same("y beside it", y[others], whole[0][others])
+    one.x[:, 5], source = 0, torch.Generator(device=CUDA).manual_seed(n)
+    one.w_down.copy_(torch.randn(one.w_down.shape, device=CUDA, generator=source))
+    first = turned(one, Stage.WIDE_GROUPS)
+    for _ in range(20):
+        assert_as("again", turned(one, Stage.WIDE_GROUPS), first)
+    assert float((first[0] - hopper.run(one)[0]).abs().max()) <= 2**-6 * float(first[0].abs().max())
 
 
 @pytest.mark.gpu

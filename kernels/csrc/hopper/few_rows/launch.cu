@@ -19,35 +19,36 @@ void by_rows64_tiles(int rows, Run run) {
     run.template operator()<2>();
 }
 
-// The same of tiles of eight rows, up to kRows16Max.
+// The same of tiles of eight rows, up to kRows16Max, and of the neurons of a group.
 template <typename Run>
-void by_rows16_tiles(int rows, Run run) {
-  if (rows <= 8)
-    run.template operator()<1>();
+void by_rows16_tiles(const Ffn& f, Run run) {
+  if (f.rows <= 8)
+    f.wide_groups ? run.template operator()<1, kWideGroup>() : run.template operator()<1, kGroupNeurons>();
   else
-    run.template operator()<2>();
+    f.wide_groups ? run.template operator()<2, kWideGroup>() : run.template operator()<2, kGroupNeurons>();
 }
 
 }  // namespace
 
 template <>
 void launch_rows16_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
-  by_rows16_tiles(f.rows, [&]<int kTiles>() {
-    using Gate = Rows16Gate<kTiles>;
+  by_rows16_tiles(f, [&]<int kTiles, int kNeurons>() {
+    using Gate = Rows16Gate<kTiles, kNeurons>;
     const auto x = tensor_map<TWELL_T>(f.x, f.rows, f.d_model, Gate::kRows);
-    const auto gate = tensor_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kGroupNeurons);
-    const auto up = f.w_up == nullptr ? gate : tensor_map<TWELL_T>(f.w_up, f.d_ff, f.d_model, kGroupNeurons);
-    const int ctas = (f.d_ff + kGroupNeurons - 1) / kGroupNeurons;
-    launch_overlapping(rows16_gate_up<TWELL_T, kTiles>, ctas, kRows16Threads + 32, Gate::kBytes, 1, stream, x, gate, up, f, dense);
+    const auto gate = tensor_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kNeurons);
+    const auto up = f.w_up == nullptr ? gate : tensor_map<TWELL_T>(f.w_up, f.d_ff, f.d_model, kNeurons);
+    const int ctas = (f.d_ff + kNeurons - 1) / kNeurons;
+    launch_overlapping(rows16_gate_up<TWELL_T, kTiles, kNeurons>, ctas, kRows16Threads + 32, Gate::kBytes, 1, stream, x, gate, up, f, dense);
   });
 }
 
 template <>
 void launch_rows16_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
-  by_rows16_tiles(f.rows, [&]<int kTiles>() {
-    const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kGroupNeurons);
+  by_rows16_tiles(f, [&]<int kTiles, int kNeurons>() {
+    const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kNeurons);
     const dim3 grid(kRows16Splits, (f.d_model + kRows16Outputs - 1) / kRows16Outputs);
-    launch_overlapping(rows16_down<TWELL_T, kTiles>, grid, kRows16Threads, Rows16Down<kTiles>::kBytes, kRows16Splits, stream, w, f, nnz);
+    launch_overlapping(rows16_down<TWELL_T, kTiles, kNeurons>, grid, kRows16Threads, Rows16Down<kTiles, kNeurons>::kBytes, kRows16Splits, stream,
+                       w, f, nnz);
   });
 }
 

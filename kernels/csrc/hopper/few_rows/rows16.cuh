@@ -1,8 +1,8 @@
 // Up to 16 rows and two waves of CTAs: the time is that of reading each weight once, and of waits. Two launches that
 // overlap, and no plan.
 //
-// In `rows16_gate_up` a CTA has 48 neurons and all rows; it computes the up product of those that any row fires at
-// once. `rows16_down` goes over what fired, a cluster of four CTAs for 64 outputs. In both, warps divide the sum over
+// In `rows16_gate_up` a CTA has a group of kNeurons, 48 or 64, and all rows; it computes the up product of those that any
+// row fires at once. `rows16_down` goes over what fired, a cluster of four CTAs for 64 outputs. In both, warps divide the sum over
 // k: each has a ring of its own, which the copy engine fills and no other warp waits for, and the sums are added at the
 // end, in one order. Weights are the rows of the products, and the call's rows their columns, eight in a tile. The two
 // launches leave room for each other on a multiprocessor, so that the next is resident when the one before it ends.
@@ -13,31 +13,32 @@
 
 namespace twell::hopper {
 
-constexpr int kRows16Quads = kGroupNeurons / 4;
-constexpr int kRows16Gathered = 32;  // with more neurons than this, all 48 are fetched, else one by one
-constexpr int kRows16BoxBytes = kGroupNeurons * 128;  // 48 neurons of 64 k, or of 64 outputs
+constexpr int kRows16Gathered = 32;  // with more neurons than this, the whole group is fetched, else one by one
+template <int kNeurons>
+constexpr int kRows16BoxBytes = kNeurons * 128;  // a group of neurons of 64 k, or of 64 outputs
 constexpr int kRows16Warps = 8, kRows16Threads = 32 * kRows16Warps;  // warps that multiply
 
-// What the gate and up products of 48 neurons write, besides the hidden state.
+// What the gate and up products of a group write, besides the hidden state.
+template <int kNeurons>
 struct Rows16Group {
-  uint16_t list[kGroupNeurons];  // the neurons that any row fires, ascending; zeros behind them
-  uint32_t count;  // how many; 48: the hidden state is that of all neurons of the group
+  uint16_t list[kNeurons];  // the neurons that any row fires, ascending; zeros behind them
+  uint32_t count;  // how many; kNeurons: the hidden state is that of all neurons of the group
   uint32_t broken;  // a bit a row that is not finite
   uint8_t counts[kRows16Max];  // how many each row fires
   uint32_t unused[2];
 };
-static_assert(sizeof(Rows16Group) % 16 == 0);
+static_assert(sizeof(Rows16Group<kGroupNeurons>) % 16 == 0 && sizeof(Rows16Group<kWideGroup>) % 16 == 0);
 
-// In `hidden`: first the hidden state of each group, [12 quads of neurons of its list][rows, padded to tiles][4], then
+// In `hidden`: first the hidden state of each group, [quads of neurons of its list][rows, padded to tiles][4], then
 // the groups.
-template <typename T>
+template <typename T, int kNeurons>
 struct Rows16Space {
   T* hidden;
-  Rows16Group* group;
+  Rows16Group<kNeurons>* group;
   int groups;
   __device__ __forceinline__ explicit Rows16Space(const Ffn& f) {
-    groups = (f.d_ff + kGroupNeurons - 1) / kGroupNeurons, hidden = static_cast<T*>(f.hidden);
-    group = reinterpret_cast<Rows16Group*>(hidden + static_cast<int64_t>(groups) * kGroupNeurons * kRows16Max);
+    groups = (f.d_ff + kNeurons - 1) / kNeurons, hidden = static_cast<T*>(f.hidden);
+    group = reinterpret_cast<Rows16Group<kNeurons>*>(hidden + static_cast<int64_t>(groups) * kNeurons * kRows16Max);
   }
 };
 

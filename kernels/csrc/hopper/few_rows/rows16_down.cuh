@@ -31,11 +31,12 @@ __device__ __forceinline__ uint2 load_8(const void* global, bool inside) {
 constexpr int kRows16Outputs = 64, kRows16Splits = 4, kRows16Share = kRows16Outputs / kRows16Splits,
               kRows16Slots = kRows16Splits * kRows16Warps;
 
-template <int kTiles>
+template <int kTiles, int kNeurons>
 struct Rows16Down {
   // kPitch: floats of a row's sums, so that rows lie banks apart. kDepth: boxes of a ring.
-  static constexpr int kRows = 8 * kTiles, kPitch = kRows16Outputs + 4, kDepth = kTiles == 1 ? 2 : 1;
-  static constexpr int kRingBytes = kDepth * kRows16BoxBytes;  // of a warp; its sums are stored there in the end
+  static constexpr int kRows = 8 * kTiles, kPitch = kRows16Outputs + 4;
+  static constexpr int kDepth = kTiles == 1 && kNeurons == kGroupNeurons ? 2 : 1;
+  static constexpr int kRingBytes = kDepth * kRows16BoxBytes<kNeurons>;  // of a warp; its sums are stored there in the end
   static_assert(kRows * kPitch * 4 <= kRingBytes);
   struct Shared {
     float parts[kRows16Splits][kRows][kRows16Share];  // each CTA's sums of this one's outputs
@@ -45,8 +46,8 @@ struct Rows16Down {
   static constexpr int kBytes = kRows16Warps * kRingBytes + sizeof(Shared) + 1024;
 };
 
-template <int kTiles>
-constexpr int kRows16AtOnce = kTiles == 1 ? 4 : 2;  // groups whose weights fit into registers
+template <int kTiles, int kNeurons>
+constexpr int kRows16AtOnce = kTiles == 2 ? 2 : kNeurons == kGroupNeurons ? 4 : 3;  // groups whose weights fit into registers
 
 // Adds 16 neurons: four of them for eight outputs and all rows.
 template <typename T, int kTiles>
@@ -63,19 +64,19 @@ __device__ __forceinline__ void add_sixteen(float (&d)[4][kTiles][4], const uint
 
 // Prepares the barriers of a CTA: those of a warp's boxes, and `sent`, which completes once all CTAs of the cluster
 // have sent their sums.
-template <int kTiles>
-__device__ __forceinline__ void begin_rows16_down(typename Rows16Down<kTiles>::Shared& s, int rows, int thread) {
+template <int kTiles, int kNeurons>
+__device__ __forceinline__ void begin_rows16_down(typename Rows16Down<kTiles, kNeurons>::Shared& s, int rows, int thread) {
   if (thread == 0) s.broken = 0, barrier_init(&s.sent, 1);
-  if (thread < kRows16Warps * Rows16Down<kTiles>::kDepth) barrier_init(&s.full[0][thread], 1);
+  if (thread < kRows16Warps * Rows16Down<kTiles, kNeurons>::kDepth) barrier_init(&s.full[0][thread], 1);
   fence_barrier_init();
   if (thread == 0) barrier_expect(&s.sent, kRows16Splits * rows * kRows16Share * sizeof(float));
 }
 
 // Adds the sums of the CTA's warps, in order, and sends each CTA of the cluster those of its outputs.
-template <int kTiles>
-__device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles>::Shared& s, const unsigned char* rings,
+template <int kTiles, int kNeurons>
+__device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles, kNeurons>::Shared& s, const unsigned char* rings,
                                                  int rows, int rank, int thread) {
-  using Down = Rows16Down<kTiles>;
+  using Down = Rows16Down<kTiles, kNeurons>;
   for (int i = thread; i < rows * (kRows16Outputs / 4); i += kRows16Threads) {
     const int row = i / (kRows16Outputs / 4), out = i % (kRows16Outputs / 4) * 4;
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -97,8 +98,8 @@ __device__ __forceinline__ bool is_finite(const Shared& s, int row) {
 
 // Adds what the cluster's CTAs have sent, in order of rank, and writes this CTA's outputs, NaN in rows that are not
 // finite.
-template <typename T, int kTiles>
-__device__ __forceinline__ void write_rows16_outputs(const typename Rows16Down<kTiles>::Shared& s, const Ffn& f,
+template <typename T, int kTiles, int kNeurons>
+__device__ __forceinline__ void write_rows16_outputs(const typename Rows16Down<kTiles, kNeurons>::Shared& s, const Ffn& f,
                                                      int out0, int rank, int thread) {
   const T* bias = static_cast<const T*>(f.b_down);
   for (int i = thread; i < f.rows * (kRows16Share / 2); i += kRows16Threads) {
@@ -119,9 +120,9 @@ __device__ __forceinline__ void write_rows16_outputs(const typename Rows16Down<k
 
 // Writes which rows are finite and, if requested, how many neurons each fires. The rows are divided among CTAs; a CTA's
 // last warp writes them.
-template <typename T, int kTiles>
-__device__ __forceinline__ void write_rows16_results(const typename Rows16Down<kTiles>::Shared& s, const Ffn& f,
-                                                     const Rows16Space<T>& space, int* nnz, int cta, int warp,
+template <typename T, int kTiles, int kNeurons>
+__device__ __forceinline__ void write_rows16_results(const typename Rows16Down<kTiles, kNeurons>::Shared& s, const Ffn& f,
+                                                     const Rows16Space<T, kNeurons>& space, int* nnz, int cta, int warp,
                                                      int lane) {
   for (int row = cta; row < f.rows && warp == kRows16Warps - 1; row += kRows16Splits * gridDim.y) {
     if (lane == 0) f.finite[row] = is_finite(s, row);
@@ -133,23 +134,23 @@ __device__ __forceinline__ void write_rows16_results(const typename Rows16Down<k
   }
 }
 
-template <typename T, int kTiles>
+template <typename T, int kTiles, int kNeurons>
 __global__ void __launch_bounds__(kRows16Threads, 2)
     rows16_down(const __grid_constant__ CUtensorMap map, const Ffn f, int* nnz) {
-  using Down = Rows16Down<kTiles>;
-  constexpr int kAtOnce = kRows16AtOnce<kTiles>, kSteps = kTiles == 1 ? 3 : 1;
+  using Down = Rows16Down<kTiles, kNeurons>;
+  constexpr int kAtOnce = kRows16AtOnce<kTiles, kNeurons>, kSixteens = kNeurons / 16, kSteps = kTiles == 2 ? 1 : kNeurons == kGroupNeurons ? 3 : 2;
   extern __shared__ unsigned char raw[];
   unsigned char* rings = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   typename Down::Shared& s = *reinterpret_cast<typename Down::Shared*>(rings + kRows16Warps * Down::kRingBytes);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4, eighth = lane / 4;
   const int rank = cluster_rank(), slot = rank * kRows16Warps + warp, cta = blockIdx.y * kRows16Splits + rank;
   const int out0 = blockIdx.y * kRows16Outputs;
-  begin_rows16_down<kTiles>(s, f.rows, thread);
+  begin_rows16_down<kTiles, kNeurons>(s, f.rows, thread);
   cluster_sync();  // all have begun, so their shared memory may be written
   let_next_launch();
   wait_for_launches();
 
-  const Rows16Space<T> space(f);
+  const Rows16Space<T, kNeurons> space(f);
   uint32_t broken = 0;
   for (int i = thread; i < space.groups; i += kRows16Threads) broken |= space.group[i].broken;
   const bool inside = out0 + 8 * eighth < f.d_model;
@@ -166,14 +167,14 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int g = base + i * kRows16Slots;
-        list[i] = load_8(lists + static_cast<uint32_t>(g * sizeof(Rows16Group) + 32 * step),
+        list[i] = load_8(lists + static_cast<uint32_t>(g * sizeof(Rows16Group<kNeurons>) + 32 * step),
                          g < space.groups && 16 * step < kRows16Gathered);
       }
     };
     const auto hidden = [&](uint2(&b)[kTiles], int g, int step, bool there) {
 #pragma unroll
       for (int n = 0; n < kTiles; ++n)
-        b[n] = load_8(h + static_cast<uint32_t>((g * kRows16Quads + 4 * step) * Down::kRows * 4 + 32 * n), there);
+        b[n] = load_8(h + static_cast<uint32_t>((g * kNeurons / 4 + 4 * step) * Down::kRows * 4 + 32 * n), there);
     };
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
     uint32_t dense_groups = 0;  // a bit a group
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (count[i] == kGroupNeurons)
+      if (count[i] == kNeurons)
         dense_groups |= 1u << i, count[i] = 0;
       else
         most = max(most, count[i]);
@@ -195,9 +196,9 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
       pending &= pending - 1;
       uint64_t* full = &s.full[warp][fetched % Down::kDepth];
       if (lane == 0) {
-        barrier_expect(full, kRows16BoxBytes);
-        tma_load_2d(ring + fetched % Down::kDepth * kRows16BoxBytes, &map, full, out0,
-                    (base + i * kRows16Slots) * kGroupNeurons);
+        barrier_expect(full, kRows16BoxBytes<kNeurons>);
+        tma_load_2d(ring + fetched % Down::kDepth * kRows16BoxBytes<kNeurons>, &map, full, out0,
+                    (base + i * kRows16Slots) * kNeurons);
       }
       ++fetched;
     };
@@ -223,21 +224,23 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
     }
     for (; dense_groups; dense_groups &= dense_groups - 1, ++used) {
       const int g = base + (__ffs(dense_groups) - 1) * kRows16Slots, at = used % Down::kDepth;
-      uint2 b[3][kTiles];
+      uint2 b[kSixteens][kTiles];
 #pragma unroll
-      for (int step = 0; step < 3; ++step) hidden(b[step], g, step, true);
+      for (int step = 0; step < kSixteens; ++step) hidden(b[step], g, step, true);
       barrier_wait(&s.full[warp][at], used / Down::kDepth & 1);
 #pragma unroll kSteps
-      for (int step = 0; step < 3; ++step) {
+      for (int step = 0; step < kSixteens; ++step) {
         uint4 a[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int k = 16 * step + 4 * quad + e;
-          a[e] = *reinterpret_cast<const uint4*>(ring + at * kRows16BoxBytes + k * 128 + ((eighth ^ (k & 7)) << 4));
+          a[e] = *reinterpret_cast<const uint4*>(ring + at * kRows16BoxBytes<kNeurons> + k * 128 + ((eighth ^ (k & 7)) << 4));
         }
         add_sixteen<T>(d, a, b[0]);
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) b[0][n] = b[1][n], b[1][n] = b[2][n];
+        for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+          for (int s = 1; s < kSixteens; ++s) b[s - 1][n] = b[s][n];
       }
       __syncwarp();
       if (pending) fetch();
@@ -254,10 +257,10 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
     }
   if (broken) atomicOr(&s.broken, broken);
   __syncthreads();
-  send_rows16_sums<kTiles>(s, rings, f.rows, rank, thread);
+  send_rows16_sums<kTiles, kNeurons>(s, rings, f.rows, rank, thread);
   barrier_wait(&s.sent, 0);
-  write_rows16_outputs<T, kTiles>(s, f, out0, rank, thread);
-  write_rows16_results<T, kTiles>(s, f, space, nnz, cta, warp, lane);
+  write_rows16_outputs<T, kTiles, kNeurons>(s, f, out0, rank, thread);
+  write_rows16_results<T, kTiles, kNeurons>(s, f, space, nnz, cta, warp, lane);
 }
 
 }  // namespace twell::hopper

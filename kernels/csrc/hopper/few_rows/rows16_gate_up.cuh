@@ -1,46 +1,46 @@
-// The gate and up products of up to 16 rows: 48 neurons for a CTA, whose warps divide k.
+// The gate and up products of up to 16 rows: a group of neurons for a CTA, whose warps divide k.
 #pragma once
 
 #include "hopper/few_rows/rows16.cuh"
 
 namespace twell::hopper {
 
-template <int kTiles>  // of eight rows
+template <int kTiles, int kNeurons>  // of eight rows
 struct Rows16Gate {
   // kPitch: floats of a neuron's sums, so that neurons lie banks apart.
   static constexpr int kRows = 8 * kTiles, kPitch = kRows + (kTiles % 2 ? 0 : 8);
   // The ring of a warp.
-  static constexpr int kDepth = 2, kStageBytes = kRows16BoxBytes + kRows * 128, kRingBytes = kDepth * kStageBytes;
-  static_assert(kGroupNeurons * kPitch * 4 <= kRingBytes);
+  static constexpr int kDepth = 2, kStageBytes = kRows16BoxBytes<kNeurons> + kRows * 128, kRingBytes = kDepth * kStageBytes;
+  static_assert(kNeurons * kPitch * 4 <= kRingBytes);
   struct Shared {
-    float gates[kGroupNeurons][kRows];
+    float gates[kNeurons][kRows];
     uint64_t full[kRows16Warps][kDepth], begun;
     uint32_t fires[2], broken;  // a bit a neuron that any row fires; a bit a row that is not finite
     int counts[kRows];
-    uint16_t list[kGroupNeurons];  // the neurons that fire, ascending
+    uint16_t list[kNeurons];  // the neurons that fire, ascending
   };
   static constexpr int kBytes = kRows16Warps * kRingBytes + sizeof(Shared) + 1024;  // the start is aligned by hand
 };
 
 // One of the warps that multiply, its ring, and its position in it. The ring also stores the warp's sums after a
 // product.
-template <typename T, int kTiles>
+template <typename T, int kTiles, int kNeurons>
 struct Rows16Warp {
-  using Gate = Rows16Gate<kTiles>;
+  using Gate = Rows16Gate<kTiles, kNeurons>;
   unsigned char* ring;
   uint64_t* full;
   int warp, lane, at = 0;
   uint32_t phase = 0;  // a bit a stage
 
-  // Fetches 64 of k of all rows, and of 48 neurons from `first` on or of the `count` neurons in `list`.
+  // Fetches 64 of k of all rows, and of a group's neurons from `first` on or of the `count` neurons in `list`.
   __device__ __forceinline__ void fetch(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map,
                                         const T* weights, const uint16_t* list, int first, int count, int stage,
                                         int box) const {
     unsigned char* to = ring + stage * Gate::kStageBytes;
     if (lane == 0) {
-      barrier_expect(&full[stage], Gate::kRows * 128 + (list == nullptr ? kRows16BoxBytes : 0));
+      barrier_expect(&full[stage], Gate::kRows * 128 + (list == nullptr ? kRows16BoxBytes<kNeurons> : 0));
       if (list == nullptr) tma_load_2d(to, &map, &full[stage], 64 * box, first);
-      tma_load_2d(to + kRows16BoxBytes, &x_map, &full[stage], 64 * box, 0);
+      tma_load_2d(to + kRows16BoxBytes<kNeurons>, &x_map, &full[stage], 64 * box, 0);
     }
     if (list == nullptr) return;
     const int chunk = lane % 8, k = 64 * box + 8 * chunk;
@@ -89,7 +89,7 @@ struct Rows16Warp {
           async_wait();
         __syncwarp();
       }
-      const uint32_t a_at = smem_address(ring + at * Gate::kStageBytes), b_at = a_at + kRows16BoxBytes;
+      const uint32_t a_at = smem_address(ring + at * Gate::kStageBytes), b_at = a_at + kRows16BoxBytes<kNeurons>;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {  // 32 of k
         uint32_t b[kTiles][4];
@@ -118,9 +118,9 @@ struct Rows16Warp {
 };
 
 // A neuron's sums over all of k, for as many rows as a Number holds, added in order of the warps.
-template <typename Number, int kTiles>
+template <typename Number, int kTiles, int kNeurons>
 __device__ __forceinline__ Number rows16_sum(const unsigned char* rings, int neuron, int row) {
-  using Gate = Rows16Gate<kTiles>;
+  using Gate = Rows16Gate<kTiles, kNeurons>;
   Number sum{};
 #pragma unroll
   for (int w = 0; w < kRows16Warps; ++w) {
@@ -136,8 +136,8 @@ __device__ __forceinline__ Number rows16_sum(const unsigned char* rings, int neu
 
 // Writes the gate's values to `gates`, and marks which neurons fire, which rows are not finite, and how many neurons
 // each row fires.
-template <typename T, int kTiles>
-__device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles>::Shared& s, const unsigned char* rings,
+template <typename T, int kTiles, int kNeurons>
+__device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const unsigned char* rings,
                                                    const Ffn& f, int first, bool dense) {
   constexpr int kPairs = 4 * kTiles;  // pairs of rows; a thread's pair is always the same
   const int row = 2 * (threadIdx.x % kPairs), lane = threadIdx.x % 32;
@@ -145,9 +145,9 @@ __device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles>::
   int mine[2] = {0, 0};
   bool broken[2] = {false, false};
   // Whole warps leave this loop together.
-  for (int neuron = threadIdx.x / kPairs; neuron < kGroupNeurons; neuron += kRows16Threads / kPairs) {
+  for (int neuron = threadIdx.x / kPairs; neuron < kNeurons; neuron += kRows16Threads / kPairs) {
     const bool real = first + neuron < f.d_ff;
-    const float2 z = rows16_sum<float2, kTiles>(rings, neuron, row);
+    const float2 z = rows16_sum<float2, kTiles, kNeurons>(rings, neuron, row);
     const float b = bias != nullptr && real ? static_cast<float>(bias[first + neuron]) : 0.f,
                 values[2] = {z.x + b, z.y + b};
     const uint32_t pair = round_activated<T>(values[0], values[1]);
@@ -175,21 +175,21 @@ __device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles>::
   }
 }
 
-// Writes the hidden state of the list, padded with zeros to 16 neurons; `whole`: of all 48.
-template <typename T, int kTiles>
-__device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles>::Shared& s, const unsigned char* rings,
+// Writes the hidden state of the list, padded with zeros to 16 neurons; or of the whole group.
+template <typename T, int kTiles, int kNeurons>
+__device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const unsigned char* rings,
                                                  const Ffn& f, uint16_t* hidden, int first, int count,
                                                  bool all_weights) {
   constexpr int kRows = 8 * kTiles;
   const T* bias = static_cast<const T*>(f.b_up);
   int positive = 0;  // of this thread's row: how many have positive gate and up values
-  for (int i = threadIdx.x; i < (all_weights ? kGroupNeurons : (count + 15) / 16 * 16) * kRows; i += kRows16Threads) {
+  for (int i = threadIdx.x; i < (all_weights ? kNeurons : (count + 15) / 16 * 16) * kRows; i += kRows16Threads) {
     const int row = i / 4 % kRows, place = i / (4 * kRows) * 4 + i % 4;
-    const int column = all_weights ? place : place < count ? s.list[place] : kGroupNeurons;
-    const float g = column < kGroupNeurons ? s.gates[column][row] : 0.f;
+    const int column = all_weights ? place : place < count ? s.list[place] : kNeurons;
+    const float g = column < kNeurons ? s.gates[column][row] : 0.f;
     float out = g;
     if (g > 0.f && f.w_up != nullptr) {
-      const float up = up_activated(rows16_sum<float, kTiles>(rings, place, row) +
+      const float up = up_activated(rows16_sum<float, kTiles, kNeurons>(rings, place, row) +
                                     (bias != nullptr ? static_cast<float>(bias[first + column]) : 0.f));
       if constexpr (kUpRelu) positive += up > 0.f;
       out = g * up;
@@ -206,25 +206,25 @@ __device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles>::Sh
 
 // Lists the `count` neurons whose bits are set in `fires`: in shared memory by their number in the CTA, and in `group`
 // by their number in the FFN, with zeros after them. Copies to `group` how many each row fires.
-template <int kTiles>
-__device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles>::Shared& s, Rows16Group& group, uint64_t fires,
+template <int kTiles, int kNeurons>
+__device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles, kNeurons>::Shared& s, Rows16Group<kNeurons>& group, uint64_t fires,
                                             int count, int first) {
   const int thread = threadIdx.x;
-  if (thread < kGroupNeurons) {
+  if (thread < kNeurons) {
     const int place = __popcll(fires & ((1ull << thread) - 1));
     if (fires >> thread & 1) s.list[place] = thread, group.list[place] = first + thread;
     if (thread >= count) group.list[thread] = 0;
   }
-  if (thread < Rows16Gate<kTiles>::kRows) group.counts[thread] = s.counts[thread];
+  if (thread < Rows16Gate<kTiles, kNeurons>::kRows) group.counts[thread] = s.counts[thread];
 }
 
-// Computes the up product of the `count` neurons in `list`, or of all 48; by a warp, for its share of k.
-template <typename T, int kTiles>
-__device__ __forceinline__ void rows16_up_product(Rows16Warp<T, kTiles>& mine, const Ffn& f, const CUtensorMap& x_map,
+// Computes the up product of the `count` neurons in `list`, or of the whole group; by a warp, for its share of k.
+template <typename T, int kTiles, int kNeurons>
+__device__ __forceinline__ void rows16_up_product(Rows16Warp<T, kTiles, kNeurons>& mine, const Ffn& f, const CUtensorMap& x_map,
                                                   const CUtensorMap& up_map, const uint16_t* list, int first, int count,
                                                   bool all_weights) {
   if (all_weights)
-    mine.template product<3>(f, x_map, up_map, nullptr, nullptr, first, kGroupNeurons);
+    mine.template product<kNeurons / 16>(f, x_map, up_map, nullptr, nullptr, first, kNeurons);
   else if (count <= 16)
     mine.template product<1>(f, x_map, up_map, f.w_up, list, first, count);
   else
@@ -233,7 +233,7 @@ __device__ __forceinline__ void rows16_up_product(Rows16Warp<T, kTiles>& mine, c
 
 // Prefetches into the L2, by a warp, the down weights of the `count` neurons in `list`, and the gate weights of the group
 // that its multiprocessor takes next.
-template <typename T>
+template <typename T, int kNeurons>
 __device__ __forceinline__ void prefetch_after_rows16_gate(const Ffn& f, const uint16_t* list, int first, int count,
                                                            bool all_weights, int lane) {
   const auto prefetch = [&](const void* weights, int neuron) {
@@ -241,20 +241,20 @@ __device__ __forceinline__ void prefetch_after_rows16_gate(const Ffn& f, const u
   };
   if (!(all_weights && f.leaves_dense))
     for (int i = lane; i < count; i += 32) prefetch(f.w_down, first + list[i]);
-  const int next = first + f.next_group * kGroupNeurons;
+  const int next = first + f.next_group * kNeurons;
   if (f.next_group > 0)
-    for (int neuron = next + lane; neuron < min(next + kGroupNeurons, f.d_ff); neuron += 32) prefetch(f.w_gate, neuron);
+    for (int neuron = next + lane; neuron < min(next + kNeurons, f.d_ff); neuron += 32) prefetch(f.w_gate, neuron);
 }
 
-template <typename T, int kTiles>
+template <typename T, int kTiles, int kNeurons>
 __global__ void __launch_bounds__(kRows16Threads + 32)
     rows16_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
                    const __grid_constant__ CUtensorMap up_map, const Ffn f, bool dense) {
-  using Gate = Rows16Gate<kTiles>;
+  using Gate = Rows16Gate<kTiles, kNeurons>;
   extern __shared__ unsigned char raw[];
   unsigned char* rings = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   typename Gate::Shared& s = *reinterpret_cast<typename Gate::Shared*>(rings + kRows16Warps * Gate::kRingBytes);
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = blockIdx.x * kGroupNeurons;
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = blockIdx.x * kNeurons;
   const bool scout = warp == kRows16Warps;  // a warp that prefetches what comes next into the L2
   if (thread < kRows16Warps * Gate::kDepth) barrier_init(&s.full[0][thread], 1);
   if (thread < Gate::kRows) s.counts[thread] = 0;
@@ -263,39 +263,39 @@ __global__ void __launch_bounds__(kRows16Threads + 32)
   __syncthreads();
   let_next_launch();
 
-  const Rows16Space<T> space(f);
-  Rows16Group& group = space.group[blockIdx.x];
-  Rows16Warp<T, kTiles> mine{rings + warp * Gate::kRingBytes, s.full[warp], warp, lane};
+  const Rows16Space<T, kNeurons> space(f);
+  Rows16Group<kNeurons>& group = space.group[blockIdx.x];
+  Rows16Warp<T, kTiles, kNeurons> mine{rings + warp * Gate::kRingBytes, s.full[warp], warp, lane};
   if (scout) {  // until the launches before have ended; a hint, whatever they may still write
-    for (int row = first; row < min(first + kGroupNeurons, f.d_ff) && !barrier_ready(&s.begun, 0); ++row)
+    for (int row = first; row < min(first + kNeurons, f.d_ff) && !barrier_ready(&s.begun, 0); ++row)
       if (lane == 0)
         prefetch_bulk(static_cast<const T*>(f.w_gate) + static_cast<int64_t>(row) * f.d_model, f.d_model * 2);
   } else {
     wait_for_launches();
     if (thread == 0) barrier_arrive(&s.begun);
-    mine.template product<3>(f, x_map, gate_map, nullptr, nullptr, first, kGroupNeurons);
+    mine.template product<kNeurons / 16>(f, x_map, gate_map, nullptr, nullptr, first, kNeurons);
   }
   __syncthreads();
-  if (!scout) finish_rows16_gate<T, kTiles>(s, rings, f, first, dense);
+  if (!scout) finish_rows16_gate<T, kTiles, kNeurons>(s, rings, f, first, dense);
   // threads have written and read the rings through the generic proxy; the copy engine writes there next
   fence_async_proxy();
   __syncthreads();
   const uint64_t fires = s.fires[0] | static_cast<uint64_t>(s.fires[1]) << 32;
   const int count = __popcll(fires);
   const bool all_weights = count > kRows16Gathered;
-  list_rows16<kTiles>(s, group, fires, count, first);
+  list_rows16<kTiles, kNeurons>(s, group, fires, count, first);
   __syncthreads();
   if (scout) {
-    prefetch_after_rows16_gate<T>(f, s.list, first, count, all_weights, lane);
+    prefetch_after_rows16_gate<T, kNeurons>(f, s.list, first, count, all_weights, lane);
   } else if (f.w_up != nullptr && count > 0) {
     rows16_up_product(mine, f, x_map, up_map, s.list, first, count, all_weights);
   }
   __syncthreads();
   uint16_t* hidden =
-      reinterpret_cast<uint16_t*>(space.hidden) + static_cast<int64_t>(blockIdx.x) * kGroupNeurons * Gate::kRows;
-  if (!scout) finish_rows16_up<T, kTiles>(s, rings, f, hidden, first, count, all_weights);
+      reinterpret_cast<uint16_t*>(space.hidden) + static_cast<int64_t>(blockIdx.x) * kNeurons * Gate::kRows;
+  if (!scout) finish_rows16_up<T, kTiles, kNeurons>(s, rings, f, hidden, first, count, all_weights);
   __syncthreads();
-  if (thread == 0) group.broken = s.broken, group.count = all_weights ? kGroupNeurons : count;
+  if (thread == 0) group.broken = s.broken, group.count = all_weights ? kNeurons : count;
 }
 
 }  // namespace twell::hopper
