@@ -7,7 +7,8 @@
     compare_tokens([a, b])       the same by token, the most significant differences first
 
 Runs over the same sequences are compared in pairs, which makes the intervals narrower; other runs are taken as
-independent. Layers of models of different depth are compared by number, as far as both have them. Cost: 0.1 s a run.
+independent. Layers of models of one depth are compared by number; of different depths each layer of the shallower one
+with that of the other at the same relative depth, first with first and last with last. Cost: 0.1 s a run.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def compare(options: CompareOptions) -> pd.DataFrame:
         raise unreadable[0]
     table = compare_runs(runs)
     layers = compare_layers(runs)
+    if (layers["layer"] == layers["first_layer"]).all():
+        layers = layers.drop(columns="first_layer")
     printed = table if table.attrs["comparable"] else table.drop(columns="best")
     print(f"{_text(printed)}\n  {table.attrs['note']}\n\nMean nnz by layer, against {runs[0].name}:\n{_text(layers)}")
     print("".join(f"  {note}\n" for note in table.attrs["speed_notes"]), end="")
@@ -154,7 +157,8 @@ def _speed(run: Run) -> tuple[dict[str, float], str, str]:
 
 def compare_layers(runs: Sequence[Run]) -> pd.DataFrame:
     """Return the difference of mean nnz to the first run; a row a layer and run after the first. Columns: run; layer;
-    mean, first (mean nnz here and in the first run); difference, low, high (95 %); ratio; paired."""
+    first_layer (of the first run, that it is compared with: `paired_layers`); mean, first (mean nnz here and in the
+    first run); difference, low, high (95 %); ratio; paired (whether both ran the same sequences)."""
     return _against(runs, ["layer"])
 
 
@@ -164,14 +168,27 @@ def compare_positions(runs: Sequence[Run]) -> pd.DataFrame:
     return _against(runs, ["layer", "band"])
 
 
+def paired_layers(first: int, other: int) -> dict[int, int]:
+    """Return by layer of a model with `other` layers the layer of one with `first` layers that it is compared with.
+
+    Models of one depth are compared by number. Of different depths, each layer of the shallower model has a partner,
+    the nearest at the same relative depth, from the first layer to the last; other layers of the deeper one have none.
+    """
+    fewest, most = min(first, other), max(first, other)
+    deep = np.rint(np.arange(fewest) * (most - 1) / max(fewest - 1, 1)).astype(int).tolist()
+    shallow = list(range(fewest))
+    return dict(zip(deep, shallow, strict=True)) if other > first else dict(zip(shallow, deep, strict=True))
+
+
 def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
     """Return the differences of mean nnz to the first run by these keys, as compare_layers describes them."""
     _require_two(runs)
-    first = _replicate_totals(runs[0], keys)
+    every = _replicate_totals(runs[0], keys)
     pieces = []
     for run in runs[1:]:
         paired = _same_sequences(runs[0], run)
-        totals = _replicate_totals(run, keys)
+        partners = paired_layers(runs[0].layers, run.layers)
+        totals, first = _replicate_totals(run, keys), _renumbered(every, partners)
         shared = totals.index.intersection(first.index)
         a, b = _means(first.loc[shared]), _means(totals.loc[shared])
         difference, degrees = b[0] - a[0], np.minimum(_groups(first), _groups(totals)) - 1
@@ -183,6 +200,7 @@ def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
         half = t_half(degrees) * error
         piece = shared.to_frame(index=False)
         piece.insert(0, "run", run.name)
+        piece.insert(2, "first_layer", piece["layer"].map(partners).astype(piece["layer"].dtype))
         piece = piece.assign(
             mean=b[0], first=a[0], difference=difference, low=difference - half, high=difference + half
         )
@@ -191,6 +209,16 @@ def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
     frame = pd.concat(pieces, ignore_index=True)
     frame.attrs = {"note": f"against {runs[0].name}; intervals from groups of documents, each left out once"}
     return frame
+
+
+def _renumbered(totals: pd.DataFrame, partners: dict[int, int]) -> pd.DataFrame:
+    """Return the totals of the first run under the numbers of the layers that they are compared with."""
+    layer = totals.index.get_level_values("layer")
+    numbers = {first: other for other, first in partners.items()}
+    kept = totals[layer.isin(list(numbers))]
+    renamed = kept.reset_index()
+    renamed["layer"] = renamed["layer"].map(numbers).astype(layer.dtype)
+    return renamed.set_index(totals.index.names)
 
 
 def _replicate_totals(run: Run, keys: list[str]) -> pd.DataFrame:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from twell.analysis.activity.layers import by_layer, flagged_tokens
-from twell.analysis.activity.positions import by_position
+from twell.analysis.activity.origins import first_over_all
 from twell.analysis.activity.surprisal import surprisal_correlation
 from twell.analysis.memo import memo_scope
 from twell.analysis.speed.ffn_speedup import caveats, ffn_speedup, layer_names
@@ -26,13 +28,14 @@ def overview(run: Run) -> dict[str, Any]:
     """Return the run's headline numbers:
 
     status; nnz_definition; layers; d_ff; tokens; flagged_tokens; sequences; loss (nats), loss_tokens; nnz_mean (a
-    layer, mean over layers); sparsity; densest_layer, sparsest_layer and their means densest_nnz, sparsest_nnz; dead,
-    dead_share (of all neurons), dead_upper (95 % bound of a dead neuron's density); first_ratio (mean nnz of position 0
-    over that of all later ones), first_tokens; loudest, quietest (dicts: token_id, text, z, z_se, count) among tokens
-    that occur 20 times; spearman (nnz and the next token's loss, median over layers), spearman_tokens; speedup, with
-    speedup_low, speedup_high, speedup_turns (as `ffn_speedup` has them; None where the reference ran), speedup_layers
-    (those timed, in words), speedup_caveats (sentences), speedup_repeats, kernel, comparable; pass_speedup, with
-    pass_low, pass_high (the whole forward pass, NaN under three batches); pearson (nnz and speedup over layers),
+    layer, mean over layers); sparsity; densest_layer, sparsest_layer and their means densest_nnz, sparsest_nnz;
+    dead, dead_share (of all neurons), dead_upper (95 % bound of a dead neuron's density); first_ratio (mean nnz of
+    position 0 over that of all later ones, summed over layers), first_low, first_high (95 %), first_tokens;
+    loudest, quietest (dicts: token_id, text, z, z_se, count) among tokens that occur 20 times; spearman (nnz and
+    the next token's loss, median over layers), spearman_tokens; speedup, with speedup_low, speedup_high,
+    speedup_turns (as `ffn_speedup` has them; None where the reference ran), speedup_layers (those timed, in words),
+    speedup_caveats (sentences), speedup_repeats, kernel, comparable; pass_speedup, with pass_low, pass_high (the
+    whole forward pass, NaN under three batches), pass_repeats (batches); pearson (nnz and speedup over layers),
     pearson_layers; missing (dict: what is None, and why).
     """
     manifest = run.manifest
@@ -83,14 +86,11 @@ def _dead(run: Run) -> dict[str, Any]:
 
 
 def _first(run: Run) -> dict[str, Any]:
-    """Return mean nnz at position 0 over that of later positions, and the number of tokens at position 0."""
-    rows = by_position(run, total=True)
-    first, later = rows[rows["first"]], rows[~rows["first"]]
-    if first.empty or later.empty:
-        raise Missing(f"{run.name} holds no unflagged token at position 0, or none after it, to compare.")
-    later_mean = float((later["mean"] * later["tokens"]).sum() / later["tokens"].sum())
-    ratio = float(first["mean"].iloc[0]) / later_mean if later_mean else None
-    return {"first_ratio": ratio, "first_tokens": int(first["tokens"].iloc[0])}
+    """Return mean nnz at position 0 over that of later positions with its interval, and the tokens at position 0."""
+    first = first_over_all(run).loc["all"]
+    numbers = {name: float(first[name]) for name in ("ratio", "low", "high")}
+    known = {f"first_{name}": value if np.isfinite(value) else None for name, value in numbers.items()}
+    return {**known, "first_tokens": int(first["tokens"])}
 
 
 def _extremes(run: Run) -> dict[str, Any]:
@@ -119,7 +119,8 @@ def _pass(run: Run) -> dict[str, Any]:
     """Return the speedup of the whole forward pass with its interval."""
     timing = model_speedup(run)
     _refuse_incomparable(timing)
-    return {"pass_speedup": timing["mean"], "pass_low": timing["mean_low"], "pass_high": timing["mean_high"]}
+    numbers = {"speedup": "mean", "low": "mean_low", "high": "mean_high", "repeats": "repeats"}
+    return {f"pass_{name}": timing[key] for name, key in numbers.items()}
 
 
 def _timed(run: Run) -> dict[str, Any]:
@@ -149,11 +150,11 @@ _ACTIVITY = "tokens flagged_tokens nnz_mean sparsity densest_layer densest_nnz s
 QUESTIONS: dict[tuple[str, ...], Callable[[Run], dict[str, Any]]] = {
     tuple(_ACTIVITY.split()): _activity,
     ("dead", "dead_share", "dead_upper"): _dead,
-    ("first_ratio", "first_tokens"): _first,
+    ("first_ratio", "first_low", "first_high", "first_tokens"): _first,
     ("loudest", "quietest"): _extremes,
     ("spearman", "spearman_tokens"): _surprisal,
     ("speedup", *(f"speedup_{name}" for name in ("low", "high", "turns", "layers", "caveats"))): _speedup,
     ("speedup_repeats", "kernel", "comparable"): _timed,
-    ("pass_speedup", "pass_low", "pass_high"): _pass,
+    ("pass_speedup", "pass_low", "pass_high", "pass_repeats"): _pass,
     ("pearson", "pearson_layers"): _pearson,
 }

@@ -3,6 +3,7 @@
     by_source(run)         mean nnz and loss of each text source, by layer
     by_phase(run)          prompts and generated tokens apart, by layer
     first_positions(run)   position 0 against later ones: that of a document, and that of a cut in one
+    first_over_all(run)    the same, summed over layers: the one ratio of position 0 that pages and claims name
 
 Tables over a whole run mix these. Intervals leave out one twentieth of the documents at a time; a difference between
 two of them is taken within the same replicates. Cost: 5 ms, from the summary `origins`.
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from twell.analysis.activity.positions import by_position
 from twell.analysis.statistics import distinct, effective, jackknife_error, t_half
 from twell.analysis.summaries.documents import CUT, LATER, REPLICATES, START, UNKNOWN
 from twell.analysis.summaries.read import Summaries, open_summaries
@@ -77,6 +79,24 @@ def first_positions(run: Run) -> pd.DataFrame:
     frame = pd.concat(pieces, ignore_index=True)
     frame.attrs = _about(summaries)
     return frame
+
+
+def first_over_all(run: Run) -> pd.DataFrame:
+    """Return mean nnz at position 0 over that of later positions, of the sum over layers: ratio, low, high (95 %) by
+    start, as `first_positions` names it. Summaries without origins tell "all" alone, with an interval by sequences."""
+    try:
+        rows = first_positions(run)
+        return rows[rows["layer"] == -1].set_index("start")
+    except Missing:
+        pass
+    rows = by_position(run, total=True)
+    starts, later = rows[rows["first"]], rows[~rows["first"]]
+    if starts.empty or later.empty:
+        raise Missing(f"{run.name} holds no unflagged token at position 0, or none after it, to compare.")
+    first, rest = starts.iloc[0], (later["mean"] * later["tokens"]).sum() / later["tokens"].sum()
+    ratio, half = first["mean"] / rest, (first["high"] - first["mean"]) / rest
+    columns = {"tokens": first["tokens"], "ratio": ratio, "low": ratio - half, "high": ratio + half}
+    return pd.DataFrame(columns, index=["all"])
 
 
 def _rows(summaries: Summaries) -> dict[str, NDArray]:

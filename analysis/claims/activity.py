@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from twell.analysis.activity.layers import by_layer, mean_over_layers
-from twell.analysis.activity.origins import first_positions
+from twell.analysis.activity.origins import first_over_all
 from twell.analysis.activity.position_decay import position_fit
 from twell.analysis.activity.positions import by_position
 from twell.analysis.claims.claim import (
@@ -152,7 +152,7 @@ def first_fires_more(run: Run) -> Answer:
     if not (rest > 0).all():
         raise Missing("A layer fires nothing after position 0.")
     by = first.set_index("layer")["mean"] / rest
-    total = _first_over_all(run)
+    total = first_over_all(run)
     apart = [
         f"{start} {row.ratio:.2f} ({between(row.low, row.high)})" for start, row in total.iterrows() if start != "all"
     ]
@@ -170,21 +170,6 @@ def first_fires_more(run: Run) -> Answer:
         f"{FAR_MORE:g}: does not hold",
         between(low, high),
     )
-
-
-def _first_over_all(run: Run) -> pd.DataFrame:
-    """Return first_positions of the sum over layers by start; without origins in the summaries, by sequences."""
-    try:
-        rows = first_positions(run)
-        return rows[rows["layer"] == -1].set_index("start")
-    except Missing:
-        pass
-    rows = by_position(run, total=True)
-    first, later = rows[rows["first"]].iloc[0], rows[~rows["first"]]
-    rest = (later["mean"] * later["tokens"]).sum() / later["tokens"].sum()
-    half = (first["high"] - first["mean"]) / rest
-    ratio = first["mean"] / rest
-    return pd.DataFrame({"ratio": ratio, "low": ratio - half, "high": ratio + half}, index=["all"])
 
 
 def falls_exponentially(run: Run) -> Answer:

@@ -28,9 +28,11 @@ MARKERS: tuple[dict[str, Any], ...] = (
 def layers_of(runs: Sequence[Run]) -> pd.DataFrame:
     """Return `analysis.by_layer` of several runs, the last run first.
 
-    Two more columns: run (0 for the last run, 1 for the one before it, …); name (the run's).
+    Three more columns: run (0 for the last run, 1 for the one before it, …); name (the run's); depth (0 for the first
+    layer of its model, 1 for the last).
     """
     frames = [by_layer(run).assign(run=index, name=run.name) for index, run in enumerate(reversed(runs))]
+    frames = [frame.assign(depth=frame["layer"] / max(int(frame["layer"].max()), 1)) for frame in frames]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -61,7 +63,8 @@ def measures(table: pd.DataFrame) -> dict[str, str]:
 
 
 def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
-    """Return a panel a measure with both runs' values by layer, as two dots joined by a line.
+    """Return a panel a measure with both runs' values by layer, as two dots joined by a line; those of models of
+    different depths by relative depth, which joins no two dots.
 
     Args:
         frame: the rows of `layers_of` two runs.
@@ -69,30 +72,41 @@ def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
     """
     figure = make_subplots(rows=1, cols=len(measures), shared_yaxes=True, horizontal_spacing=0.04)
     layers = sorted(int(layer) for layer in frame["layer"].unique())
+    one_depth = frame.groupby("run")["layer"].max().nunique() == 1
+    height = "layer" if one_depth else "depth"
     for column, (measure, name) in enumerate(measures.items(), start=1):
         wide = frame.pivot(index="layer", columns="run", values=measure)
         form = ".4~g" if measure == "mean" else ".4~%"
-        if {0, 1} <= set(wide.columns):
+        if one_depth and {0, 1} <= set(wide.columns):
             joined = spans(wide[0], wide[1], wide.index, line={"color": GREY, "width": 1.5}, opacity=0.5)
             figure.add_trace(joined, row=1, col=column)
         for run, marker in enumerate(MARKERS):
             rows = frame[frame["run"] == run]
             figure.add_scatter(
                 x=rows[measure],
-                y=rows["layer"],
+                y=rows[height],
                 mode="markers",
                 marker=marker,
                 cliponaxis=False,
-                text=rows["name"],
-                hovertemplate=f"%{{text}}, layer %{{y:.0f}}: {name} %{{x:{form}}}<extra></extra>",
+                text=rows["name"] + ", layer " + rows["layer"].astype(str),
+                hovertemplate=f"%{{text}}: {name} %{{x:{form}}}<extra></extra>",
                 row=1,
                 col=column,
             )
         mode = "normal" if measure == "sparsity" else "tozero"
         figure.update_xaxes(title=name, rangemode=mode, tickformat=form, row=1, col=column)
     finish(figure, 90 + max(18, min(34, 800 // max(len(layers), 1))) * max(len(layers), 4), left=44)
-    layer_axis(figure, layers)
+    if one_depth:
+        layer_axis(figure, layers)
+    else:
+        figure.update_yaxes(tickvals=[0, 0.5, 1], ticktext=["first", "middle", "last"], range=[1.03, -0.03])
     return figure
+
+
+def _layer_labels(frame: pd.DataFrame) -> list[str]:
+    """Return the names of layers that are compared: L3, or L3 / L11 where the first run's has another number."""
+    pairs = zip(frame["layer"], frame["first_layer"], strict=True)
+    return [f"L{layer}" if layer == first else f"L{layer} / L{first}" for layer, first in pairs]
 
 
 def differences(frame: pd.DataFrame) -> go.Figure:
@@ -101,22 +115,31 @@ def differences(frame: pd.DataFrame) -> go.Figure:
     Args:
         frame: the rows of `analysis.compare_layers`.
     """
-    layers = [int(layer) for layer in frame["layer"]]
+    labels, places = _layer_labels(frame), list(range(len(frame)))
     figure = go.Figure(
         dots(
             frame["difference"],
-            layers,
+            places,
             frame["low"],
             frame["high"],
-            text=[f"{signed(r.difference)} (95 % {signed(r.low)} to {signed(r.high)})" for r in frame.itertuples()],
-            hovertemplate="layer %{y:.0f}: %{text}<extra></extra>",
+            text=[
+                f"{label}: {signed(r.difference)} (95 % {signed(r.low)} to {signed(r.high)})"
+                for label, r in zip(labels, frame.itertuples(), strict=True)
+            ],
+            hovertemplate="%{text}<extra></extra>",
         )
     )
-    finish(figure, 90 + max(18, min(34, 800 // max(len(layers), 1))) * max(len(layers), 4), left=44, right=76)
-    layer_axis(figure, layers)
+    left = 44 if (frame["layer"] == frame["first_layer"]).all() else 84
+    finish(figure, 90 + max(18, min(34, 800 // max(len(places), 1))) * max(len(places), 4), left=left, right=76)
+    layer_axis(figure, [int(layer) for layer in frame["layer"]], evenly=True)
+    if left > 44:
+        figure.update_yaxes(tickvals=places, ticktext=labels)
     figure.add_vline(x=0, line=DOTTED)
     at_right = {"xref": "paper", "xanchor": "left", "x": 1, "xshift": 8, "showarrow": False, "font": {"size": 12}}
-    figure.update_layout(annotations=[{**at_right, "text": times(r.ratio), "y": r.layer} for r in frame.itertuples()])
+    notes = [
+        {**at_right, "text": times(ratio), "y": place} for place, ratio in zip(places, frame["ratio"], strict=True)
+    ]
+    figure.update_layout(annotations=notes)
     figure.update_xaxes(title="difference of mean nnz, neurons per token")
     return figure
 
@@ -223,7 +246,7 @@ def ratio_panels(frame: pd.DataFrame) -> go.Figure:
         f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
         for r in frame.itertuples()
     ]
-    titles = {int(layer): f"L{layer}" for layer in frame["layer"].unique()}
+    titles = dict(zip(frame["layer"].astype(int), _layer_labels(frame), strict=True))
     frame = frame.assign(hover=hover)
     return small_multiples(frame, "position", titles, "position, tokens", "ratio of mean nnz", log=True, log_y=True)
 

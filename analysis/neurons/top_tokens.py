@@ -2,6 +2,7 @@
 
     top_tokens(run)                          the tokens at each neuron's largest values
     weight_norms(run, "data/demo-model", 3)  the lengths of a layer's gate and down rows
+    dead_kinds(run, "data/demo-model")       how many of the dead have lost their weights, and how many have them still
 
 The values and their places are the run's examples (`--examples K`); the norms are the model's, read from its weights.
 Cost: one pass over three columns of the run; 0.5 s a million tokens and 8 layers.
@@ -23,6 +24,7 @@ from twell.workbench.run.store import Run
 
 STRIDE = 2**32  # larger than any position, so that sequence and position make one key
 EACH = 4  # tokens of a neuron
+READABLE = 1e8  # weights whose lengths are computed while a page is drawn, some 0.3 s
 GONE = 0.25  # of the median length of neurons that fire: weights below that have decayed away
 
 
@@ -79,3 +81,18 @@ def weight_norms(run: Run, folder: str, layer: int) -> pd.DataFrame:
         typical = float(np.median(lengths[fires] if fires.any() else lengths))
         frame[name] = lengths / max(typical, 1e-12)
     return frame.assign(gone=(frame[["gate_norm", "down_norm"]] < GONE).all(axis=1))
+
+
+def dead_kinds(run: Run, folder: str) -> tuple[int, int]:
+    """Return how many of the neurons that never fired have lost their weights (`gone`), and how many have them still.
+
+    folder: the model's weights. Raises Missing where they cannot be read, or are more than a moment's reading.
+    """
+    if 2 * run.layers * run.d_ff * int(run.manifest.model["d_model"]) > READABLE:
+        raise Missing(f"The weights of {run.name} are too many to read while a page is drawn.")
+    gone, dead = 0, 0
+    for layer in range(run.layers):
+        silent = by_neuron(run, layer=layer)["fires"].to_numpy() == 0
+        dead += int(silent.sum())
+        gone += int(weight_norms(run, folder, layer)["gone"].to_numpy()[silent].sum()) if silent.any() else 0
+    return gone, dead - gone

@@ -97,7 +97,7 @@ def _dead(run: Run) -> str:
 
 
 def _positions(run: Run) -> str:
-    """Return how many times more neurons the first position fires than later ones."""
+    """Return how many times more neurons the first position fires than later ones: over all layers, and by layer."""
     frame = fetch(run, analysis.by_position)
     first = frame[frame["first"]].set_index("layer")["mean"]
     later = frame[~frame["first"]]
@@ -107,9 +107,12 @@ def _positions(run: Run) -> str:
     ratio = (first / weighted).replace(float("inf"), float("nan")).dropna()
     if not len(ratio):
         return ""
+    numbers = fetch(run, analysis.overview)
+    low, high = numbers["first_low"], numbers["first_high"]
+    span = f" ({times(low)} to {times(high)} with 95{SPACE}% confidence)" if low is not None else ""
     return (
-        f"The first position of a sequence fires {number(ratio.min(), 2)} to {number(ratio.max(), 2)}{SPACE}× as many "
-        f"neurons as later positions, depending on the layer (median {number(ratio.median(), 2)}{SPACE}×)."
+        f"The first position of a sequence fires {times(numbers['first_ratio'])} as many neurons as later positions, "
+        f"summed over layers{span}; layer by layer {number(ratio.min(), 2)} to {number(ratio.max(), 2)}{SPACE}×."
     )
 
 

@@ -11,14 +11,16 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.overview import BLOCKS, comparable_speedup, layer_by_layer, layer_rows
+from twell.analysis.figures.speed.bench_beside import beside_capture
 from twell.analysis.figures.style import GREY
 from twell.analysis.memo import built_once
 from twell.analysis.speed.ffn_speedup import conditions
 from twell.app.activity.highlights import PICTURES, highlights
+from twell.app.jobs.dead_weights import why_dead
 from twell.app.ui import widgets
-from twell.app.ui.formatting import SPACE, number, percent, plural, rare, times, typeset, whole
+from twell.app.ui.formatting import SPACE, number, pass_spread, percent, plural, rare, times, typeset, whole
 from twell.app.ui.query import fetch, query
-from twell.app.ui.url_state import current_run, open_page, run_name, sync_url
+from twell.app.ui.url_state import current_run, link, open_page, run_name, sync_url
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -48,9 +50,16 @@ def introduction(run: Run, numbers: dict[str, Any]) -> str:
         return f"{text} {once}, in {numbers['speedup_layers']}, that ran {times(speedup)} as fast as dense{rest}."
     if speedup < 1:
         return f"{text} Here skipping them does not pay: that part of the model ran {times(speedup)} as fast as dense."
-    whole_pass = numbers["pass_speedup"]
-    rest = f", and a whole pass {times(whole_pass)} as fast" if whole_pass is not None else ""
+    rest = f", and a whole pass {pass_in_words(numbers)}" if numbers["pass_speedup"] is not None else ""
     return f"{text} That made these parts, the feed-forward networks (FFN), {times(speedup)} as fast here{rest}."
+
+
+def pass_in_words(numbers: dict[str, Any]) -> str:
+    """Return how fast a whole pass ran and how sure that is, as the end of a sentence. numbers: `analysis.overview`"""
+    sure, speedup = numbers["pass_low"] == numbers["pass_low"], times(numbers["pass_speedup"])
+    if not sure:
+        return f"{speedup} as fast in {plural(numbers['pass_repeats'], 'timed batch', 'es')}, too few to tell a spread"
+    return f"{speedup} as fast ({times(numbers['pass_low'])} to {times(numbers['pass_high'])})"
 
 
 def draw_headline(run: Run) -> None:
@@ -74,6 +83,9 @@ def draw_headline(run: Run) -> None:
         ("FFN speedup", times(numbers["speedup"]), *ffn_speedup_notes(run, numbers)),
     )
     widgets.numbers(values)
+    if bench := fetch(run, beside_capture):
+        kernels = f'<a href="{link("kernels")}">Both, layer by layer</a>'
+        widgets.note(f"FFN speedup here {times(numbers['speedup'])}; {html.escape(typeset(bench))} {kernels}.")
 
 
 def dead_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
@@ -84,10 +96,12 @@ def dead_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
             if run.has("neurons")
             else "not recorded: capture with --probes neurons",
         )
+    why = why_dead(run)
     return (
-        f"{whole(numbers['dead'])} of {whole(run.layers * run.d_ff)} never fired in {whole(numbers['tokens'])} tokens",
+        f"{whole(numbers['dead'])} of {whole(run.layers * run.d_ff)} never fired in {whole(numbers['tokens'])} tokens"
+        + (f": {why}" if why else ""),
         f"Of {plural(run.manifest.sequences, 'sequence')}. Each fires on less than {rare(numbers['dead_upper'])} of "
-        f"tokens (95{SPACE}%). Page Neurons tells which have lost their weights.",
+        f"tokens (95{SPACE}%). Page Neurons lists them.",
     )
 
 
@@ -103,10 +117,8 @@ def ffn_speedup_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
     sentences = [f"Dense time / sparse time, {numbers['kernel']} kernel, {conditions(run)}"]
     sentences += [sentence.rstrip(".") for sentence in numbers["speedup_caveats"]]
     if (whole_pass := numbers["pass_speedup"]) is not None:
-        sure = numbers["pass_low"] == numbers["pass_low"]
-        low, high = times(numbers["pass_low"]), times(numbers["pass_high"])
-        interval = f" ({low} to {high} with 95{SPACE}% confidence)" if sure else ", in too few batches for an interval"
-        sentences.append(f"The whole pass {times(whole_pass)}{interval}")
+        spread = pass_spread(numbers["pass_low"], numbers["pass_high"], numbers["pass_repeats"])
+        sentences.append(f"The whole pass {times(whole_pass)} ({spread})")
     return (f"{span}{numbers['speedup_layers']}", typeset(". ".join(sentences) + "."))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import html
 from typing import Any
 
 import pandas as pd
@@ -11,7 +11,7 @@ import streamlit as st
 from twell import analysis
 from twell.analysis.figures import plots
 from twell.analysis.neurons.by_neuron import parse_neuron
-from twell.app.jobs.runner import model_of
+from twell.app.jobs.dead_weights import weights_folder, why_dead
 from twell.app.neurons.near_view import near_values, nearness, with_nearest
 from twell.app.neurons.neuron_data import (
     DENSITIES,
@@ -27,14 +27,16 @@ from twell.app.neurons.neuron_data import (
     with_written,
 )
 from twell.app.ui import widgets
-from twell.app.ui.formatting import decimals, plural, rare, visible, whole
+from twell.app.ui.formatting import decimals, percent, plural, rare, typeset, visible, whole
 from twell.app.ui.query import Query, QueryResult, fetch, query
 from twell.app.ui.questions import Question, draw_questions
-from twell.app.ui.url_state import current_run, one_of, open_page, run_name, sync_url, url_param
+from twell.app.ui.url_state import current_run, link, one_of, open_page, run_name, sync_url, url_param
 from twell.workbench.run.store import Run
 
 # Columns of the list after the neuron's name; dead neurons have none of the first.
 COLUMNS_IF_FIRED = ("density", "fires", "value_max", "fires_on", "in_text", "writes", "token_text", "first_sequence")
+WRITES = " Writes: the tokens that a neuron makes likelier when it fires, read off the model's weights."
+NO_WEIGHTS = "Why they are dead cannot be told without the model's weights, which are not on this machine."
 COLUMNS_IF_DEAD = ("why", "largest", "below", "gate_norm", "down_norm")
 
 TOGETHER = Question(
@@ -68,6 +70,21 @@ def draw_densities(run: Run) -> None:
     for point in event.selection.points:
         kind = "dead" if point["x"] == 0 and (result.frame["high"] == 0).any() else "rare" if point["x"] < 6 else "hot"
         open_page("neurons", run=run_name(), kind=kind, layer=f"L{int(point['y'])}")
+
+
+def draw_dead(run: Run) -> None:
+    """Draw how many neurons are dead and why, with a link to their list; nothing where the run does not tell."""
+    layers = fetch(run, analysis.by_layer)
+    if "dead" not in layers or layers["dead"].isna().any():
+        return
+    dead, of = int(layers["dead"].sum()), run.layers * run.d_ff
+    if not dead:
+        return
+    why = why_dead(run)
+    said = f"{whole(dead)} of {whole(of)} neurons ({percent(dead / of)}) are dead: they never fired on this text"
+    said += f"; {why}." if why else "." if weights_folder(run) else f". {NO_WEIGHTS}"
+    text = html.escape(typeset(said))
+    st.html(f'<p class="tw-lead">{text} <a href="{link("neurons", kind="dead")}">The dead neurons</a></p>')
 
 
 def go_to(label: str) -> None:
@@ -104,8 +121,7 @@ def list_result(run: Run, kind: str, layer: int | None, find: str) -> QueryResul
     all of them, the lengths of their weights. Without the model's weights, or examples, columns are left out."""
     chosen = LIST.where(layer=layer, kind=kind, **({"most": None} if kind == "dead" else {}))
     result = query(run, chosen.where(find=find) if find else chosen)
-    model = model_of(run)
-    folder = model[0] if model is not None and Path(model[0]).is_dir() else ""
+    folder = weights_folder(run)
     if kind == "dead":
         return result.then(with_norms, run, folder) if folder else result
     result = result.then(with_tokens, run).then(with_snippets, run)
@@ -120,7 +136,7 @@ def kinds_of_dead(frame: pd.DataFrame) -> str:
     if frame.empty:
         return ""
     if "gone" not in frame:
-        return "Why they are dead cannot be told without the model's weights, which are not on this machine. "
+        return f"{NO_WEIGHTS} "
     gone, kept = int(frame["gone"].sum()), int((~frame["gone"]).sum())
     lost = (
         f"{'All ' * (not kept)}{whole(gone)} of them have lost their weights: the rows they read and write with are "
@@ -151,7 +167,8 @@ def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
         why, distance = kinds_of_dead(frame), nearness(frame, run) if near else ""
         result = result.then(first_rows)
         frame = result.frame
-    caption = f"{why}{plural(count, 'neuron')} {scope}{limit}. {NOTES[kind]}{distance} Choose a row to open its page."
+    order = NOTES[kind] + distance + (WRITES if "writes" in frame else "")
+    caption = f"{why}{plural(count, 'neuron')} {scope}{limit}. {order} Choose a row to open its page."
     widgets.heading("Dead neurons" if kind == "dead" else KINDS[kind], caption, result)
     if frame.empty:
         none = "Every neuron fired at least once." if kind == "dead" and not find else "There are no such neurons here."
@@ -214,6 +231,8 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
 def draw_page(run: Run) -> None:
     """Draw the map of densities, the filters and the list."""
     st.query_params.pop("neuron", None)  # the link back from a neuron's page may leave it in the address
+    with widgets.show_errors():
+        draw_dead(run)
     draw_densities(run)
     kind, layer, find = choices(run)
     with widgets.show_errors():

@@ -10,6 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD, scope
+from twell.analysis.claims.whole import whole_claim
 from twell.analysis.memo import built_once
 from twell.app.runs.claims_data import CLAIMS, EVIDENCE, STUDIES, other_trainings, sweep_and_own
 from twell.app.runs.study_figures import cost_and_gain
@@ -108,6 +109,9 @@ def draw_page(run: Run) -> None:
         f"{plural(by_others, 'more claim')}, between models or on trainings, can be told by other runs, named "
         f"there: the trainings that ship{beside}."
     )
+    whole = whole_claim(frame, own)
+    said = html.escape(typeset(whole.sentence)).replace(f", {whole.verdict}:", f", <b>{whole.verdict}</b>:", 1)
+    st.html(f'<p class="tw-lead">{said}</p>')
     widgets.heading("Claims", caption, result)
     if tested.empty:
         st.info("This run can test none of them. The list below says what each claim needs.")

@@ -25,7 +25,7 @@ from twell.analysis.speed.ffn_speedup import conditions
 from twell.app.runs.comparison import likeness_sentence, same_text, similarity
 from twell.app.runs.trainings_view import draw_trainings
 from twell.app.ui import run_header, widgets
-from twell.app.ui.formatting import fixed, number, percent, plural, times, token_html, typeset, whole
+from twell.app.ui.formatting import fixed, number, pass_spread, percent, plural, times, token_html, typeset, whole
 from twell.app.ui.query import fetch, query_with_others
 from twell.app.ui.run_cache import shown
 from twell.app.ui.run_catalog import RunCatalog, find_runs, run_label
@@ -64,6 +64,14 @@ def speedup_with_spread(overview: dict[str, Any]) -> str:
     return f"{times(overview['speedup'])} ({span}), {overview['speedup_layers']}"
 
 
+def pass_with_spread(overview: dict[str, Any]) -> str:
+    """Return the speedup of a run's whole pass with how sure it is, from its `analysis.overview`."""
+    if overview["pass_speedup"] is None:
+        return "–"
+    spread = pass_spread(overview["pass_low"], overview["pass_high"], overview["pass_repeats"])
+    return f"{times(overview['pass_speedup'])} ({spread})"
+
+
 def draw_headline(runs: tuple[Run, Run]) -> None:
     """Draw what was run and the headline numbers of both runs, side by side."""
     overviews = [fetch(run, analysis.overview) for run in runs]
@@ -76,6 +84,7 @@ def draw_headline(runs: tuple[Run, Run]) -> None:
     rows = [(name, *values) for name, values in facts.items()]
     rows += [(name, *(form(overview[key]) for overview in overviews)) for name, key, form in NUMBERS]
     rows.append(("FFN speedup", *(speedup_with_spread(overview) for overview in overviews)))
+    rows.append(("Speedup of a whole pass", *(pass_with_spread(overview) for overview in overviews)))
     head = "".join(f"<span>{html.escape(run.name)}</span>" for run in runs)
     body = "".join(
         f"<div><span>{html.escape(name)}</span><span>{html.escape(a)}</span><span>{html.escape(b)}</span></div>"
@@ -95,9 +104,11 @@ def draw_by_layer(runs: tuple[Run, Run]) -> None:
     """Draw both runs layer by layer, and the difference of their mean nnz."""
     result = query_with_others(runs[0], [runs[1]], layers_of)
     frame = result.frame
+    depth = "" if runs[0].layers == runs[1].layers else " From the first layer of each, on top, to its last."
     widgets.heading(
         "Layer by layer",
-        f"Filled: {runs[0].name}; open: {runs[1].name}. The number of dead neurons depends on how much text was read.",
+        f"Filled: {runs[0].name}; open: {runs[1].name}.{depth} The number of dead neurons depends on how much text was "
+        "read.",
         result,
     )
     widgets.draw(built_once(side_by_side, frame, measures(frame)), "layers", "Both runs by layer", wide=True)
@@ -106,7 +117,7 @@ def draw_by_layer(runs: tuple[Run, Run]) -> None:
     widgets.heading(
         "The difference by layer",
         f"Mean nnz of {runs[0].name} minus that of {runs[1].name}, with 95 % intervals; at the right, the ratio. "
-        f"{pairing_sentence(frame)}",
+        f"{pairing_sentence(frame)}{partners_sentence(runs)}",
         result,
     )
     widgets.draw(built_once(differences, frame), "differences", "Difference of mean nnz by layer")
@@ -119,13 +130,29 @@ def pairing_sentence(frame: pd.DataFrame) -> str:
     return "The runs read different sequences, so they are compared as independent."
 
 
+def partners_sentence(runs: tuple[Run, Run]) -> str:
+    """Return, after a space, which layers are compared and out of how many neurons; "" where both runs agree."""
+    depth = (
+        f" Layers are paired by relative depth, since the models have {runs[0].layers} and {runs[1].layers}: that of "
+        f"{runs[0].name} / that of {runs[1].name}, first with first and last with last; other layers are left out."
+        if runs[0].layers != runs[1].layers
+        else ""
+    )
+    width = (
+        f" A layer has {whole(runs[0].d_ff)} neurons and {whole(runs[1].d_ff)}, so equal counts are not equal sparsity."
+        if runs[0].d_ff != runs[1].d_ff
+        else ""
+    )
+    return depth + width
+
+
 def draw_by_position(runs: tuple[Run, Run]) -> None:
     """Draw how the ratio of the runs' mean nnz changes along a sequence, a panel a layer."""
     result = query_with_others(runs[0], [runs[1]], analysis.compare_positions).then(position_ratios)
     frame = result.frame
     caption = (
         f"Mean nnz of {runs[0].name} / mean nnz of {runs[1].name}; both axes logarithmic; "
-        f"{widgets.interval_note(*runs)}."
+        f"{widgets.interval_note(*runs)}.{partners_sentence(runs)}"
     )
     widgets.heading("The ratio by position", caption, result)
     widgets.draw(built_once(ratio_panels, frame), "ratios", "Ratio of mean nnz by position, a panel a layer", wide=True)

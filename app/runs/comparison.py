@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from twell.analysis.compare import of_one_text
+from twell.analysis.speed.speedup import sizes
+from twell.app.ui.formatting import whole
 from twell.workbench.run.store import Run
 
 MAX_RUNS = 24  # in one figure
+ORDER = ("weights", "vocabulary", "text", "family", "number of layers", "d_ff", "kernel", "device")  # of likeness
 MIN_TOKENS = 1000  # a shorter run is not proposed for its weights
 
 
@@ -25,15 +28,36 @@ def likeness(run: Run, other: Run) -> dict[str, bool]:
     """Return in which respects two runs are the same, by the name of each, the one that matters most first."""
     ours, theirs = run.manifest, other.manifest
     weights = ours.model.get("weights")
-    sizes = {one.tokenizer.get("vocab_size") for one in (ours, theirs)}
+    vocabularies = {one.tokenizer.get("vocab_size") for one in (ours, theirs)}
     tokens = [{part.sha256 for part in one.parts if part.table == "vocab"} for one in (ours, theirs)]
-    return {
+    alike = {
         "weights": weights is not None and weights == theirs.model.get("weights"),
-        "vocabulary": len(sizes) == 1 and (tokens[0] == tokens[1] or not all(tokens)),
+        "vocabulary": len(vocabularies) == 1 and (tokens[0] == tokens[1] or not all(tokens)),
         "text": of_one_text([run, other]),
-        "family": ours.model.get("family") == theirs.model.get("family"),
-        "number of layers": run.layers == other.layers,
     }
+    return alike | {name: ours == theirs for name, (ours, theirs) in _facts(run, other).items()}
+
+
+def _facts(run: Run, other: Run) -> dict[str, tuple[str, str]]:
+    """Return what two runs ran, and how it was timed, in words and by name; what neither run tells is left out."""
+    each = []
+    for one in (run, other):
+        device, _, threads = one.manifest.device.partition(", ")  # as a capture on processors has it
+        rows = sizes(one).get("ffn_sparse") if one.has("timings") else None
+        facts = {
+            "family": str(one.manifest.model.get("family") or ""),
+            "number of layers": str(one.layers),
+            "d_ff": whole(one.d_ff),
+            "kernel": str(one.manifest.kernel["name"]),
+            "number format": one.manifest.dtype,
+            "device": device,
+            "threads": threads.removesuffix("threads").removesuffix("thread").strip(),
+            "rows of a timed batch": whole(round(rows)) if rows else "",
+        }
+        each.append(facts)
+    ours, theirs = each
+    told = {name: (ours[name], theirs[name]) for name in ours if ours[name] or theirs[name]}
+    return {name: pair for name, pair in told.items() if name != "threads" or all(pair)}  # a GPU has none to compare
 
 
 def similarity(run: Run, other: Run) -> tuple[bool | int, ...]:
@@ -41,12 +65,17 @@ def similarity(run: Run, other: Run) -> tuple[bool | int, ...]:
     then more tokens. The same weights count from MIN_TOKENS tokens on."""
     alike = likeness(run, other)
     alike["weights"] = alike["weights"] and other.manifest.tokens >= MIN_TOKENS
-    return (*alike.values(), other.manifest.tokens)
+    return (*(alike.get(name, False) for name in ORDER), other.manifest.tokens)
 
 
 def likeness_sentence(run: Run, other: Run) -> str:
-    """Return in words what two runs have in common and what not."""
-    alike = likeness(run, other)
-    same, different = ([name for name, value in alike.items() if value is wanted] for wanted in (True, False))
+    """Return in words what two runs have in common and what not, with both values where a few words tell them."""
+    alike, facts = likeness(run, other), _facts(run, other)
+    same = [name for name, value in alike.items() if value]
+    different = [
+        f"{name} ({' against '.join(value or 'not known' for value in facts[name])})" if name in facts else name
+        for name, value in alike.items()
+        if not value
+    ]
     sentences = [("The same", same), ("Different", different)]
     return " ".join(f"{words}: {', '.join(names)}." for words, names in sentences if names)

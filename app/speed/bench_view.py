@@ -6,6 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from twell.analysis.figures.speed.bench import curve_height, speed_by_nnz, time_by_layer
+from twell.analysis.figures.speed.bench_beside import beside_bench
 from twell.analysis.figures.speed.bench_rows import (
     break_even_nnz,
     by_setting,
@@ -46,7 +47,7 @@ def draw_bench(run: Run) -> None:
     if len(layers):
         with left:
             source = "Recorded activation patterns. " if (layers["input"] == "patterns").all() else ""
-            caption = f"{source}{total_speedups(layers, run.layers)} {conditions}{repeats(layers)}."
+            caption = f"{source}{total_speedups(layers, run.layers)} {conditions}{repeats(layers)}. {beside_bench(run)}"
             widgets.heading("Measured side by side", caption, layer_result)
             widgets.draw(built_once(time_by_layer, layers), "bench-layers", "Time of each FFN operation by layer")
     if has_curve:

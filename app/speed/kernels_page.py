@@ -10,6 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.figures.speed.bench_beside import beside_capture
 from twell.analysis.figures.speed.bench_rows import ffn_times
 from twell.analysis.figures.speed.kernels import audit_map, break_even, of_tile, time_split
 from twell.analysis.figures.speed.timings import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
@@ -23,7 +24,7 @@ from twell.app.speed.compression_view import draw_compressions
 from twell.app.speed.live_view import draw_calls, follow
 from twell.app.speed.potential_view import draw_potential, say_where_to_gain
 from twell.app.ui import widgets
-from twell.app.ui.formatting import fixed, number, percent, plural, times, typeset, whole
+from twell.app.ui.formatting import fixed, number, pass_spread, percent, plural, times, typeset, whole
 from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.url_state import current_run, one_of, url_param
 from twell.workbench.errors import Missing
@@ -190,8 +191,8 @@ def note_speedup(run: Run, total: dict[str, Any]) -> None:
     span = f" ({times(total['low'])} to {times(total['high'])} with 95 % confidence)" if total["turns"] > 1 else ""
     st.markdown(f"**FFN speedup {times(total['speedup'])}**{span}, {layer_names(total)}{whole_pass(run)}.")
     widgets.note(html.escape(typeset(f"{total['kernel']} kernel, {conditions(run)}.")))
-    for sentence in caveats(total):
-        widgets.note(html.escape(sentence))
+    for sentence in [*caveats(total), *filter(None, [fetch(run, beside_capture)])]:
+        widgets.note(html.escape(typeset(sentence)))
 
 
 def whole_pass(run: Run) -> str:
@@ -200,10 +201,8 @@ def whole_pass(run: Run) -> str:
         timing = fetch(run, analysis.model_speedup)
     except Missing:
         return ""
-    sure = timing["mean_low"] == timing["mean_low"]
-    interval = f"{times(timing['mean_low'])} to {times(timing['mean_high'])} with 95 % confidence"
-    span = interval if sure else f"{plural(timing['repeats'], 'batch', 'es')}: too few for an interval"
-    return f"; the whole pass {times(timing['mean'])} ({span})"
+    spread = pass_spread(timing["mean_low"], timing["mean_high"], timing["repeats"])
+    return f"; the whole pass {times(timing['mean'])} ({spread})"
 
 
 def batch_rows(run: Run, op: str) -> str:

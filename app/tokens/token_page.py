@@ -18,6 +18,7 @@ from twell.app.tokens.word_view import draw_word
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, visible, whole
 from twell.app.ui.query import fetch, query
+from twell.app.ui.questions import noted, say_left_out
 from twell.app.ui.url_state import current_run, parameter, run_name, whole_number
 from twell.workbench.run.store import Run
 
@@ -51,9 +52,10 @@ def draw_numbers(run: Run, row: pd.Series) -> None:
 def draw_layers(run: Run, token: int) -> None:
     """Draw the z of the token with id `token` in each layer."""
     result = query(run, analysis.token_profile, token_id=token)
+    figure = profile(result.frame)  # before the heading, which is left out with it
     caption = "Standard deviations from each layer's mean nnz, with 95 % intervals clustered by document."
     widgets.heading("Over the layers", caption, result)
-    widgets.draw(profile(result.frame), "profile", "The token's z by layer")
+    widgets.draw(figure, "profile", "The token's z by layer")
 
 
 def draw_occurrences(run: Run, token: int, count: int) -> None:
@@ -65,10 +67,7 @@ def draw_occurrences(run: Run, token: int, count: int) -> None:
         count: how often it occurs.
     """
     heading_area = st.container()
-    if run.manifest.summary_only:
-        with heading_area:
-            widgets.heading("In the text")
-        run.files("activity")  # raises Missing, with the reason
+    run.files("activity")  # raises Missing, with the reason
     order = widgets.url_choice("Order", ORDERS, "order", "loudest", label_visibility="collapsed")
     result = query(run, analysis.contexts, token_id=token, limit=OCCURRENCES, order=order)
     caption = (
@@ -121,16 +120,18 @@ def draw_page(run: Run) -> None:
     widgets.page_link("tokens", "← All tokens", **address_filters())
     token = whole_number(parameter("token"))
     row = titled_row(fetch(run, ALL_TOKENS), "token_id", token, f"token {token}")
-    if row is None:
+    if row is None or token is None:
         return
     draw_numbers(run, row)
     left, right = widgets.pair("pair")
-    with left, widgets.show_errors():
-        draw_layers(run, int(row["token_id"]))
-    with right, widgets.show_errors():
-        draw_neurons(run, "token", neurons_of, token=int(row["token_id"]))
-    with widgets.show_errors():
-        draw_occurrences(run, int(row["token_id"]), int(row["count"]))
+    lacking: dict[str, list[str]] = {}
+    with left, widgets.show_errors(), noted("over the layers", lacking):
+        draw_layers(run, token)
+    with right, widgets.show_errors(), noted("neurons of this token", lacking):
+        draw_neurons(run, "token", neurons_of, token=token)
+    with widgets.show_errors(), noted("in the text", lacking):
+        draw_occurrences(run, token, int(row["count"]))
+    say_left_out(run, lacking)
 
 
 with widgets.show_errors():

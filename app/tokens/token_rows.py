@@ -127,12 +127,7 @@ def _snippet(text: tuple[str, str, str] | None) -> str:
 
 def draw_neurons(run: Run, noun: str, find: Callable[..., pd.DataFrame], **of: Any) -> None:
     """Draw the neurons with examples at a token or a word. noun: which of them; find: finds them; of: its arguments"""
-    title = f"Neurons of this {noun}"
-    try:
-        result = query(run, find, **of)
-        frame = result.frame
-    except Missing:
-        widgets.heading(title)
-        raise
-    widgets.heading(title, neurons_caption(frame, noun), result)
+    result = query(run, find, **of)
+    frame = result.frame  # before the heading, which is left out with it
+    widgets.heading(f"Neurons of this {noun}", neurons_caption(frame, noun), result)
     st.html(neurons_html(frame))

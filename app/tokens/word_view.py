@@ -17,6 +17,7 @@ from twell.app.tokens.word_data import with_nnz, word_layers, word_neurons, word
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole
 from twell.app.ui.query import fetch, query
+from twell.app.ui.questions import noted, say_left_out
 from twell.app.ui.url_state import link
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -42,15 +43,17 @@ def draw_word(run: Run, word: str) -> None:
             ("Tokens a word", f"{row['pieces']:.1f}", "how many it is cut into"),
         )
     )
-    with widgets.show_errors():
+    lacking: dict[str, list[str]] = {}
+    with widgets.show_errors(), noted("its tokens, its neurons, and where it stands in the text", lacking):
         run.files("activity")  # raises Missing, with the reason
         draw_tokens(run, word)
         left, right = widgets.pair("pair")
         with left, widgets.show_errors():
             draw_layers(run, word)
-        with right, widgets.show_errors():
+        with right, widgets.show_errors(), noted("neurons of this word", lacking):
             draw_neurons(run, "word", word_neurons, word=word)
         draw_places(run, word)
+    say_left_out(run, lacking)
 
 
 def draw_layers(run: Run, word: str) -> None:

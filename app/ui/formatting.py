@@ -37,6 +37,7 @@ __all__ = [
     "fixed",
     "matching",
     "number",
+    "pass_spread",
     "percent",
     "plot_label",
     "plural",
@@ -64,6 +65,17 @@ def matching(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:
 def token_html(text: str) -> str:
     """Return a token as an inline HTML element, escaped."""
     return f'<bdi class="tw-token">{html.escape(visible(text))}</bdi>'
+
+
+def pass_spread(low: float, high: float, batches: int) -> str:
+    """Return in words how sure the speedup of a whole pass is: its interval, or how to get one where it has none.
+
+    low, high: its 95 % interval, NaN in too few batches; batches: that were timed both dense and sparse
+    """
+    count = plural(batches, "batch", "es")
+    if low == low:
+        return f"{times(low)} to {times(high)} with 95{SPACE}% confidence, {count}"
+    return f"{count}: too few for an interval, which more text captured with --timings-share 1 gives"
 
 
 def seconds_ago(seconds: float) -> str:

@@ -8,7 +8,8 @@ row is asked at once of short runs, and of others when its button is chosen.
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pandas as pd
@@ -54,10 +55,22 @@ def draw_questions(run: Run, questions: Sequence[Question]) -> None:
     """Draw each question's figure and what it means, and one line that names those which this run cannot answer."""
     lacking: dict[str, list[str]] = {}  # titles, by what the run lacks
     for question in questions:
-        try:
+        with noted(question.title, lacking):
             draw_question(run, question)
-        except Missing as reason:
-            lacking.setdefault(str(reason), []).append(question.title)
+    say_left_out(run, lacking)
+
+
+@contextmanager
+def noted(title: str, lacking: dict[str, list[str]]) -> Iterator[None]:
+    """Note a part of a page that a run cannot draw. lacking: the titles of such parts, by what the run lacks"""
+    try:
+        yield
+    except Missing as reason:
+        lacking.setdefault(str(reason), []).append(title)
+
+
+def say_left_out(run: Run, lacking: dict[str, list[str]]) -> None:
+    """Draw one line that names the parts which the run cannot draw; nothing where there are none."""
     if lacking:
         widgets.note(html.escape(typeset(left_out(run, lacking))))
 
@@ -69,7 +82,7 @@ def left_out(run: Run, lacking: dict[str, list[str]]) -> str:
     """
     if run.manifest.summary_only:
         titles = [title for several in lacking.values() for title in several]
-        return f"Left out, as they need the activity of single tokens, which this run does not keep: {_listed(titles)}."
+        return f"Left out, as this summary of a run does not keep what they need: {_listed(titles)}."
     return " ".join(f"Left out: {_listed(titles)}. {reason}" for reason, titles in lacking.items())
 
 

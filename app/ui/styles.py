@@ -31,8 +31,12 @@ CSS = """<style>
 .tw-scale i { width: 11rem; height: .7rem; border-radius: 3px; border: 1px solid rgba(139,149,161,.35);
   background: linear-gradient(to right, rgba(47,126,216,.02), rgba(47,126,216,.72)); }
 @media (max-width: 900px) {
-  .tw-text { padding-right: 0; padding-bottom: calc(var(--pane) + .5rem); }
-  .tw-text .tw-pane, .tw-passage a.t::after { top: auto; bottom: 0; right: auto; left: 0; width: 100%; }
+  /* the pane stands below, as tall as its text; under the pointer a token's own covers what comes after it */
+  .tw-text { padding-right: 0; min-height: 0; }
+  .tw-text .tw-pane { position: static; width: auto; height: auto; padding: .5rem 0 0 .3rem; border: 0; }
+  .tw-passage a.t::after { top: calc(100% - 4.4rem); z-index: 5; left: 0; width: 100%; padding: .5rem 0 0 .3rem;
+    border: 0; border-bottom: 1px solid rgba(139,149,161,.35); background: light-dark(#ffffff, #101418); }
+  .tw-text:has(.here) .tw-passage a.t::after { top: calc(100% - var(--pane)); }
 }
 
 /* a table's own buttons stand in its last line: above it they would cover Data and Code */

@@ -23,7 +23,8 @@ from twell.analysis import (
     ffn_speedup,
     summarize,
 )
-from twell.analysis.compare import compare
+from twell.analysis.compare import compare, paired_layers
+from twell.analysis.figures.compare import differences, layers_of, side_by_side
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import CompareOptions, SummarizeOptions
 from twell.workbench.run import manifest as manifests
@@ -86,6 +87,28 @@ def test_layers_of_the_same_text_are_compared_in_pairs(run: Run, sparser: Run) -
         assert row["high"] - row["difference"] == pytest.approx(half, rel=1e-6, abs=1e-9)
     assert (table["high"][:3] < 0).all()
     assert table.loc[3, "low"] <= 0 <= table.loc[3, "high"]
+
+
+def test_layers_of_unequal_depths_are_paired_by_relative_depth(run: Run, made: ModuleType, tmp_path: Path) -> None:
+    assert paired_layers(8, 28) == {0: 0, 4: 1, 8: 2, 12: 3, 15: 4, 19: 5, 23: 6, 27: 7}
+    assert paired_layers(28, 8) == {other: first for first, other in paired_layers(8, 28).items()}
+    assert (paired_layers(3, 3), paired_layers(1, 4)) == ({0: 0, 1: 1, 2: 2}, {0: 0})
+    deep = made.make(tmp_path / "deep", layers=7, sequences=20)
+    for runs in ([run, deep], [deep, run]):
+        means = [one.activity(flagged=False)[nnz_columns(one.layers)].mean().to_numpy() for one in runs]
+        table, partners = compare_layers(runs), paired_layers(runs[0].layers, runs[1].layers)
+        assert dict(zip(table["layer"], table["first_layer"], strict=True)) == partners
+        assert sorted(partners.values() if len(means[0]) == 7 else partners) == [0, 2, 4, 6]
+        np.testing.assert_allclose(table["mean"], means[1][table["layer"]])
+        np.testing.assert_allclose(table["first"], means[0][table["first_layer"]])
+        bands = compare_positions(runs)
+        assert set(zip(bands["layer"], bands["first_layer"], strict=True)) == set(partners.items())
+    labels = differences(compare_layers([run, deep])).layout.yaxis.ticktext
+    assert labels == ("L0", "L2 / L1", "L4 / L2", "L6 / L3")
+    beside = layers_of([run, deep])
+    lines = side_by_side(beside, {"mean": "mean nnz"}).data
+    assert [trace.mode for trace in lines] == ["markers", "markers"], "no line joins layers that are no pair"
+    assert [max(trace.y) for trace in lines] == [1.0, 1.0]
 
 
 def test_other_text_is_independent(run: Run, other_text: Run) -> None:
@@ -174,7 +197,7 @@ def test_what_cannot_be_compared(run: Run, made: ModuleType, tmp_path: Path, cap
         compare_tokens([run, other])
     with pytest.raises(Missing, match="occurs 100000 times"):
         compare_tokens([run, run], min_count=100_000)
-    assert sorted(compare_layers([run, other])["layer"]) == [0, 1], "as far as both go"
+    assert sorted(compare_layers([run, other])["layer"]) == [0, 1], "as many as the shallower has"
     table = compare_runs([run, other])
     assert "cannot be compared" in table.attrs["note"]
     assert pd.isna(table["best"].iloc[1])

@@ -8,7 +8,7 @@ from types import ModuleType
 import pandas as pd
 import pytest
 
-from twell.analysis import by_token, ffn_speedup, overview
+from twell.analysis import by_token, ffn_speedup, first_positions, overview
 from twell.workbench.run.store import Run
 
 
@@ -17,7 +17,7 @@ def test_overview(run: Run, rows: pd.DataFrame, made: ModuleType) -> None:
     layers = list(range(run.layers))
     plain = rows[rows["flags"] == 0]
     means = plain[layers].mean()
-    assert set(numbers["missing"]) == {"pass_speedup", "pass_low", "pass_high"}, "it times layers alone"
+    assert set(numbers["missing"]) == {"pass_speedup", "pass_low", "pass_high", "pass_repeats"}, "it times layers alone"
     assert numbers["tokens"] == len(plain)
     assert numbers["flagged_tokens"] == len(rows) - len(plain) > 0
     assert numbers["sequences"] == rows["sequence"].nunique()
@@ -35,6 +35,9 @@ def test_overview(run: Run, rows: pd.DataFrame, made: ModuleType) -> None:
     later = plain[plain["position"] > 0][layers].sum(axis=1)
     assert numbers["first_ratio"] == pytest.approx(first.mean() / later.mean(), rel=1e-9)
     assert numbers["first_tokens"] == len(first)
+    total = first_positions(run).query("layer == -1 and start == 'all'").iloc[0]
+    assert (numbers["first_low"], numbers["first_high"]) == (total["low"], total["high"])
+    assert numbers["first_low"] < numbers["first_ratio"] < numbers["first_high"]
     assert numbers["loudest"]["token_id"] == made.LOUD
     assert numbers["quietest"] == by_token(run).iloc[-1][["token_id", "text", "z", "z_se", "count"]].to_dict()
     assert numbers["speedup"] == ffn_speedup(run)["speedup"]

@@ -221,8 +221,13 @@ def test_the_overview_says_the_numbers_of_the_other_pages(show: Show, made: Modu
         findings(run).set_index("claim").loc["The first token of a sequence fires far more neurons than later ones."]
     )
     least, most = re.findall(r"ones, ([\d.]+) to ([\d.]+) times by layer", claim["this_run"])[0]
-    shown = re.findall(rf"fires ([\d.]+) to ([\d.]+){SPACE}× as many neurons as later positions", worth)[0]
+    shown = re.findall(rf"layer by layer ([\d.]+) to ([\d.]+){SPACE}×", worth)[0]
     assert [f"{float(ratio):.1f}" for ratio in shown] == [least, most]
+    pooled = re.findall(r"position 0 fires ([\d.]+) times", claim["this_run"])[0]
+    overall = re.findall(
+        rf"sequence fires ([\d.]+){SPACE}× as many neurons as later positions, summed over layers", worth
+    )
+    assert [f"{float(ratio):.2f}" for ratio in overall] == [pooled], "one number on both pages"
 
 
 def test_an_order_says_what_it_is_and_its_dots_stand_between_the_least_and_the_most(

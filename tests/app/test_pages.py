@@ -190,7 +190,7 @@ def test_a_summary_only_run_says_what_it_cannot_show(show: Show, runs: Path) -> 
         assert "keeps sums, counts and timings, but no rows of single tokens" in markup(test)
     token = show(runs, "token", run="summary", token="40")
     assert figures(token) == 1
-    assert "summary-only run" in notices(token)
+    assert "does not keep what they need: neurons of this token; in the text." in markup(token)
 
 
 def test_an_interrupted_run_says_what_it_covers(show: Show, runs: Path) -> None:

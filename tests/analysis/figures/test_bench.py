@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import ModuleType
+
 import pandas as pd
 
+from twell.analysis import ffn_speedup
 from twell.analysis.figures.labels import times
 from twell.analysis.figures.speed.bench import time_by_layer
+from twell.analysis.figures.speed.bench_beside import beside_bench, beside_capture
+from twell.workbench.run.store import Run
 
 
 def test_layers_that_were_left_out_take_no_room() -> None:
@@ -21,3 +27,16 @@ def test_layers_that_were_left_out_take_no_room() -> None:
     assert list(figure.layout.yaxis.ticktext) == ["L0", "L1", "L27"]
     assert [(note.y, note.text) for note in figure.layout.annotations] == [(line, times(2.5)) for line in (0, 1, 2)]
     assert figure.data[0].customdata[2][3] == 27
+
+
+def test_bench_and_capture_say_why_they_differ(run: Run, made: ModuleType, tmp_path: Path) -> None:
+    """The synthetic bench times layers 0 and 3: dense 100 µs, compression 8, the run's own, 50 and 53."""
+    assert run.manifest.layout["compression"] == 8
+    said, own = beside_capture(run), ffn_speedup(run)
+    assert said.startswith(f"twell bench found {times(200 / 103)}, of 2 of 4 layers (L0, L3) at 64 rows a call: ")
+    assert beside_bench(run).startswith(f"The capture's FFN speedup is {times(own['speedup'])}: ")
+    why = said.partition(": ")[2]
+    assert beside_bench(run).endswith(why) and f"in {own['turns']} batches of " in why and "all 4 layers" in why
+    assert beside_capture(made.make(tmp_path / "plain", sequences=10, parts=1)) == "", "without a bench"
+    reference = made.make(tmp_path / "oracle", sequences=10, parts=1, kernel="reference", bench=True)
+    assert beside_capture(reference) == beside_bench(reference) == "", "no speedup is claimed from the reference"

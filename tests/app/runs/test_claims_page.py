@@ -17,6 +17,7 @@ from support.rewritten import relisted
 from support.synthetic_training import ROWS, make_training
 
 from twell.analysis.claims.claim import scope
+from twell.analysis.claims.whole import whole_claim
 from twell.analysis.shipped import findings_at_hand
 from twell.app.ui.formatting import typeset
 from twell.workbench.run.store import Run, open_run
@@ -45,6 +46,8 @@ def test_every_claim_stands_there_with_its_verdict(show: Show, runs: Path, made_
     own = (frame["this_run"] != "") & (frame["scope"] == scope(made_run))
     assert shown.count("data:image/svg+xml") >= own.sum() - 1
     assert "<code>twell train --config" in shown, "what would tell"
+    whole = whole_claim(frame, scope(made_run))
+    assert f", <b>{whole.verdict}</b>: of its 6 parts" in shown.split("tw-verdicts")[0]
 
 
 def test_claims_that_other_runs_tell_name_them(show: Show, made: ModuleType, tmp_path: Path) -> None:

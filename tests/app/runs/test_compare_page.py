@@ -31,7 +31,8 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
     assert [note["text"] for note in layout(test, "differences")["annotations"]] == ratios
     assert "compared as independent" in html
     (titles,) = [trace for trace in figure(test, "ratios")["data"] if trace.get("name") == "titles"]
-    assert titles["text"] == ["L0", "L1", "L2"], "as far as both go"
+    assert titles["text"] == ["L0", "L2 / L1", "L4 / L2"], "the first with the first, the last with the last"
+    assert "paired by relative depth, since the models have 5 and 3" in html
     assert "Tokens with the clearest difference" in html
     assert "Loss, nnz and speed" in html
     test.selectbox(key="with").set_value("counts").run()
@@ -83,7 +84,13 @@ def test_the_run_to_compare_with_is_at_first_the_one_most_like_it(show: Show, ma
         manifests.write(tmp_path / name, manifest)
     test = show(tmp_path, "compare", run="this")
     assert test.selectbox(key="with").value == "c", "of the same weights"
-    assert "The same: weights, vocabulary, family. Different: text, number of layers." in markup(test)
+    said = markup(test)
+    assert "The same: weights, vocabulary, family, d_ff, kernel, number format, device" in said
+    assert "Different: text, number of layers (3 against 4)" in said
+    manifest.device = "made up, 4 threads"
+    manifests.write(tmp_path / "this", manifest)
+    manifests.update(tmp_path / "c", device="made up, 2 threads")
+    assert "threads (4 against 2)" in markup(show(tmp_path, "compare", run="this"))
     assert "the losses do not show" in markup(test)
 
 

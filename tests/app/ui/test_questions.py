@@ -80,7 +80,7 @@ def test_maps_of_many_layers_say_what_their_shades_are(sampled: Run) -> None:
 
 def test_figures_without_data_are_named_in_one_line(show, runs) -> None:
     """No heading stands over nothing, and a visitor of a run that keeps sums alone is not told to mend it."""
-    line = "Left out, as they need the activity of single tokens, which this run does not keep: "
+    line = "Left out, as this summary of a run does not keep what they need: "
     for page, title in (
         ("layers", "layers that are busy on the same tokens"),
         ("neurons", "neurons that fire together"),

@@ -1,0 +1,72 @@
+"""Why `twell bench` and the capture name different speedups of the same FFNs, in a sentence for each of the two.
+
+Cost: that of `ffn_times`, milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from twell.analysis.figures.labels import plural, times, whole
+from twell.analysis.figures.speed.bench_rows import SETTING, ffn_times, layer_cases
+from twell.analysis.speed.ffn_speedup import ffn_speedup, layer_names
+from twell.analysis.speed.speedup import sizes
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+
+def beside_capture(run: Run) -> str:
+    """Return a sentence, for beside the capture's FFN speedup, with what `twell bench` measured instead, and why.
+
+    The case is the one with as many rows as the capture's batches, or the nearest. Empty where the run has no benchmark
+    of its kernel's FFNs, or no comparable timing.
+    """
+    if not run.has("bench"):
+        return ""
+    why, rows = _why(run), sizes(run).get("ffn_sparse")
+    cases = _own_cases(run)
+    if not why or rows is None or cases.empty:
+        return ""
+    nearest = min(cases["rows"].unique(), key=lambda each: abs(math.log(each / rows)))
+    chosen = cases[cases["rows"] == nearest]
+    chosen = chosen[chosen["setting"] == chosen["setting"].iloc[0]]
+    speedup = (chosen["us"] * chosen["speedup"]).sum() / chosen["us"].sum()
+    timed = [f"L{layer}" for layer in sorted(chosen["layer"].unique())]
+    few = f"{len(timed)} of {run.layers} layers ({', '.join(timed)})"
+    where = few if len(timed) < run.layers else f"all {plural(run.layers, 'layer')}"
+    return f"twell bench found {times(speedup)}, of {where} at {whole(nearest)} rows a call: {why}."
+
+
+def beside_bench(run: Run) -> str:
+    """Return a sentence, for beside the speedups of `twell bench`, with the capture's, and why they differ; empty where
+    the capture timed nothing that can be compared."""
+    why = _why(run)
+    return f"The capture's FFN speedup is {times(ffn_speedup(run)['speedup'])}: {why}." if why else ""
+
+
+def _why(run: Run) -> str:
+    """Return in a clause how a benchmark and a capture time differently; empty where the capture cannot be compared."""
+    try:
+        total = ffn_speedup(run)
+    except Missing:
+        return ""
+    if not total["comparable"]:
+        return ""
+    batches = plural(max(total["turns"], 1), "batch", "es")
+    return (
+        f"bench repeats one input with nothing beside it, the capture timed {layer_names(total)} where they ran, in "
+        f"{batches} of {whole(round(sizes(run)['ffn_sparse']))} rows"
+    )
+
+
+def _own_cases(run: Run) -> pd.DataFrame:
+    """Return the rows of `ffn_times` about layers and the kernel that the run used, with what makes their setting."""
+    frame = ffn_times(run)
+    own = frame["sparse"] & frame["operation"].str.startswith(f"{run.manifest.kernel['name']} kernel")
+    rows = layer_cases(frame[own & frame["speedup"].notna()])
+    if len(rows):  # of a kernel at several compressions, the run's own
+        names, used = rows["operation"], f", compression {run.manifest.layout.get('compression')}"
+        rows = rows[names == next((name for name in names if name.endswith(used)), names.iloc[0])]
+    return rows.assign(setting=rows[SETTING].astype(str).agg(" ".join, axis=1) if len(rows) else "")
