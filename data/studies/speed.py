@@ -98,20 +98,21 @@ def build(options: argparse.Namespace, deadline: float) -> int:
     return 0
 
 
+def captured(folder: Path, options: argparse.Namespace, tokens: int, most: int, **more: Any) -> None:
+    """Capture a model on the text, in BATCHES batches or, where these would pass `most` tokens each, in more.
+
+    more: options of the capture, `out` among them
+    """
+    batch = min(most, max(512, tokens // BATCHES))
+    capture(CaptureOptions(model=str(folder), text=(options.text,), tokens=tokens, batch_tokens=batch, **more))
+
+
 def captures(options: argparse.Namespace, deadline: float) -> int:
     """Capture every model on the text, with timings of every layer; of the second seed half as many tokens."""
 
     def measure(folder: Path) -> None:
         tokens = options.tokens // (2 if folder.name.endswith("-1") else 1)
-        made = CaptureOptions(
-            model=str(folder),
-            text=(options.text,),
-            out=options.work / "captures" / folder.name,
-            tokens=tokens,
-            batch_tokens=min(GPU_BATCH, max(512, tokens // BATCHES)),
-            device=options.device,
-        )
-        capture(made)
+        captured(folder, options, tokens, GPU_BATCH, out=options.work / "captures" / folder.name, device=options.device)
 
     return each(models(options.work, 2), deadline, measure)
 
@@ -121,17 +122,8 @@ def processor(options: argparse.Namespace, deadline: float) -> int:
 
     def measure(folder: Path) -> None:
         tokens = min((BATCHES + 2) * CPU_BATCH, options.tokens)
-        made = CaptureOptions(
-            model=str(folder),
-            text=(options.text,),
-            out=options.work / "captures-cpu" / folder.name,
-            tokens=tokens,
-            batch_tokens=min(CPU_BATCH, max(512, tokens // BATCHES)),
-            device="cpu",
-            timings_share=1.0,
-            probes="counts",
-        )
-        capture(made)
+        out = options.work / "captures-cpu" / folder.name
+        captured(folder, options, tokens, CPU_BATCH, out=out, device="cpu", timings_share=1.0, probes="counts")
 
     return each(models(options.work, 1), deadline, measure)
 

@@ -196,6 +196,13 @@ def growing(served_folder: tuple[Path, str]) -> Iterator[tuple[Path, str]]:
 
 
 @pytest.fixture
+def bundled_run(made: ModuleType, growing: tuple[Path, str]) -> Path:
+    """Make the run `tiny`, of the bundled model, in the served folder, which is one that can be measured and asked."""
+    made.bundled(growing[0])
+    return growing[0] / "tiny"
+
+
+@pytest.fixture
 def growing_run(made: ModuleType, growing: tuple[Path, str]) -> Path:
     """Make a run that is being recorded in the served folder; return the folder."""
     made.make(growing[0] / "live", layers=3, sequences=20, status="recording")
@@ -268,6 +275,12 @@ def address(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
 def watched(new_page: Callable[..., Any], address: str) -> Watched:
     """Open a page of 1440 × 900 on the dashboard over the synthetic runs."""
     return Watched(new_page(), address)
+
+
+@pytest.fixture
+def growing_page(new_page: Callable[..., Any], growing: tuple[Path, str]) -> Watched:
+    """Open a page of 1440 × 900 on the dashboard over the folder that the test fills."""
+    return Watched(new_page(), growing[1])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser_pages import wait_until
+from support.browser_pages import Watched, wait_until
 from support.servers import remove
 
 from twell.workbench.run import manifest as manifests
@@ -55,30 +55,26 @@ def test_a_part_that_breaks_and_a_run_that_goes_leave_the_pages_standing(
 
 
 def test_a_run_that_is_asked_for_before_it_begins_is_shown_once_it_does(
-    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, growing_run: Path
+    growing_run: Path, growing_page: Watched
 ) -> None:
     later = growing_run / "live"
     later.rename(growing_run / "aside")
-    watched = watch(new_page(), growing[1])
-    watched.open("/layers?run=live", GONE)
+    growing_page.open("/layers?run=live", GONE)
     (growing_run / "aside").rename(later)
-    watched.page.wait_for_selector(".js-plotly-plot")
-    assert watched.page.locator(GONE).count() == 0
-    watched.check()
+    growing_page.page.wait_for_selector(".js-plotly-plot")
+    assert growing_page.page.locator(GONE).count() == 0
+    growing_page.check()
 
 
-def test_a_run_that_ends_without_another_part_is_seen_to_have_ended(
-    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, growing_run: Path
-) -> None:
+def test_a_run_that_ends_without_another_part_is_seen_to_have_ended(growing_run: Path, growing_page: Watched) -> None:
     """The last word of a capture may be its state alone: the parts stay as they are."""
-    watched = watch(new_page(), growing[1])
-    watched.open("/layers?run=live", ".tw-mark.live")
+    growing_page.open("/layers?run=live", ".tw-mark.live")
     manifest = manifests.read(growing_run / "live")
     manifest.status = manifests.INTERRUPTED
     manifests.write(growing_run / "live", manifest)
-    watched.page.get_by_text("The capture stopped before its end").wait_for()
-    assert watched.page.locator(".tw-mark.live").count() == 0
-    watched.check()
+    growing_page.page.get_by_text("The capture stopped before its end").wait_for()
+    assert growing_page.page.locator(".tw-mark.live").count() == 0
+    growing_page.check()
 
 
 @pytest.mark.alone

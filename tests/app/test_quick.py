@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser_pages import wait_until
+from support.browser_pages import Watched, wait_until
 
 from twell.workbench.run import manifest as manifests
 
@@ -105,13 +105,10 @@ def test_a_look_at_the_data_changes_nothing_in_the_address(watched: Any) -> None
 
 
 @pytest.mark.parametrize("ends", ["after the choice", "before it"])
-def test_a_choice_while_the_run_ends(
-    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, growing_run: Path, ends: str
-) -> None:
+def test_a_choice_while_the_run_ends(growing_run: Path, growing_page: Watched, ends: str) -> None:
     """The page asks again and again whether the run has grown, with the address that it knows, and with the name that
     the run had in the list of runs."""
-    watched = watch(new_page(), growing[1])
-    page, line = watched.page, Line(watched.page)
+    page, line = growing_page.page, Line(growing_page.page)
 
     def end() -> None:
         manifest = manifests.read(growing_run / "live")
@@ -121,13 +118,13 @@ def test_a_choice_while_the_run_ends(
     def choose() -> None:
         page.get_by_test_id("stNumberInputStepUp").click()
 
-    watched.open("/text?run=live", ".tw-passage")
+    growing_page.open("/text?run=live", ".tw-passage")
     with line.slow():
         for act in (choose, end) if ends == "after the choice" else (end, choose):
             act()
             page.wait_for_timeout(1_000)
     page.get_by_text("The capture stopped before its end").wait_for()
     line.wait("body", "Sequence 1")
-    watched.settle()
+    growing_page.settle()
     assert page.url.endswith("/text?run=live&sequence=1")
-    watched.check()
+    growing_page.check()

@@ -15,14 +15,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser_pages import wait_until
+from support.browser_pages import Watched, wait_until
 
 from twell.analysis.shipped import findings_at_hand
 from twell.workbench.errors import UserError
@@ -181,22 +181,17 @@ def runs(demo: Path, growing: tuple[Path, str]) -> Path:
     return growing[0]
 
 
-@pytest.fixture
-def watched(new_page: Callable[..., Any], watch: Any, growing: tuple[Path, str]) -> Any:
-    return watch(new_page(), growing[1])
-
-
 @pytest.mark.timeout(900)
-def test_on_the_demo(watched: Any, runs: Path) -> None:
-    ask_all(Visit(watched, open_run(runs / "demo")))
+def test_on_the_demo(growing_page: Watched, runs: Path) -> None:
+    ask_all(Visit(growing_page, open_run(runs / "demo")))
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("runs")
-def test_on_a_recorded_run(watched: Any) -> None:
+def test_on_a_recorded_run(growing_page: Watched) -> None:
     """Whose model is not here: what its weights alone would tell is said to be missing."""
     recorded = open_run(Path(str(resources.files("twell.data"))) / "recorded" / "h200-8x2048-text")
-    ask_all(Visit(watched, recorded, has_model=False))
+    ask_all(Visit(growing_page, recorded, has_model=False))
 
 
 CAPTURE = f"""
@@ -261,6 +256,6 @@ def resting(capture: subprocess.Popen[bytes], run: Path) -> Iterator[None]:
 
 
 @pytest.mark.timeout(1200)
-def test_on_a_run_that_is_being_recorded(watched: Any, runs: Path, tmp_path: Path) -> None:
+def test_on_a_run_that_is_being_recorded(growing_page: Watched, runs: Path, tmp_path: Path) -> None:
     with recording(runs, tmp_path) as run:
-        ask_all(Visit(watched, run))
+        ask_all(Visit(growing_page, run))

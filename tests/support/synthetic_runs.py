@@ -265,6 +265,13 @@ def make(
     return open_run(path)
 
 
+def bundled(folder: Path) -> Path:
+    """Make a run, `tiny`, that says it is of the bundled model; return its folder."""
+    run = make(folder / "tiny", layers=8, d_ff=768, sequences=10)
+    manifests.update(run.path, model={**run.manifest.model, "name": "demo-model", "d_model": 256, "weights": None})
+    return folder
+
+
 def main(folder: str) -> None:
     """Write made-demo (a CPU capture) and made-recorded (8 layers of 5632) into a folder."""
     from twell.analysis import ensure
@@ -281,12 +288,5 @@ def main(folder: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("Expected one folder: python tests/analysis/made.py FOLDER")
+        sys.exit("Expected one folder: python -m support.synthetic_runs FOLDER")
     main(sys.argv[1])
-
-
-def bundled(folder: Path) -> Path:
-    """Make a run, `tiny`, that says it is of the bundled model; return its folder."""
-    run = make(folder / "tiny", layers=8, d_ff=768, sequences=10)
-    manifests.update(run.path, model={**run.manifest.model, "name": "demo-model", "d_model": 256, "weights": None})
-    return folder

@@ -72,14 +72,19 @@ class ReLUFFN(nn.Module):
         return self.down_proj(torch.relu(self.gate_proj(x)) * hidden if self.gated else hidden)
 
 
+def _give_ffns(network: LlamaForCausalLM | MistralForCausalLM, gated: bool) -> None:
+    """Replace the FFN of each layer by a ReLUFFN."""
+    for layer in network.model.layers:
+        layer.mlp = ReLUFFN(network.config, gated)
+    network.post_init()
+
+
 class PlainLlama(LlamaForCausalLM):
     """A Llama whose FFN has no gate."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
-        for layer in self.model.layers:
-            layer.mlp = ReLUFFN(config, gated=False)
-        self.post_init()
+        _give_ffns(self, gated=False)
 
 
 class TwoReLUMistral(MistralForCausalLM):
@@ -87,9 +92,7 @@ class TwoReLUMistral(MistralForCausalLM):
 
     def __init__(self, config: MistralConfig) -> None:
         super().__init__(config)
-        for layer in self.model.layers:
-            layer.mlp = ReLUFFN(config, gated=True)
-        self.post_init()
+        _give_ffns(self, gated=True)
 
 
 def read(checkpoint: Checkpoint, dtype: torch.dtype, widened: bool = True) -> PreTrainedModel:

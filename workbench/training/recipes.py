@@ -151,17 +151,7 @@ RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe(name="demo", tokens=330_000_000, l1=0.012, l1_warmup=1000, warmup=200, log_every=100),
-        Recipe(
-            name="h200-8x2048",
-            d_model=2048,
-            d_ff=5632,
-            kv_heads=32,
-            vocab=16_384,
-            seq_len=1024,
-            tokens=50_000_000,
-            rows=48,
-            rate=1e-3,
-        ),
+        dataclasses.replace(PAPER_SHAPE, name="h200-8x2048", seq_len=1024, rows=48, rate=1e-3),
         *(dataclasses.replace(PAPER_SHAPE, name=f"paper-{depth}x2048", layers=depth) for depth in DEPTHS),
     )
 }

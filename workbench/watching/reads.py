@@ -20,7 +20,7 @@ from twell.workbench.capturing.examples import lists
 from twell.workbench.capturing.firings import draw
 from twell.workbench.capturing.forward import Counted
 from twell.workbench.capturing.layer_sums import Sums
-from twell.workbench.run.schema import FLAG_FIRST, FLAG_SPECIAL, nnz_type
+from twell.workbench.run.schema import nnz_type
 from twell.workbench.text.batches import Batch
 from twell.workbench.text.sequences import Sequence
 
@@ -41,11 +41,6 @@ class ReadBatch(Batch):
     @property
     def phase(self) -> np.ndarray:
         return self.phases
-
-    @property
-    def flags(self) -> np.ndarray:
-        special = np.isin(self.token_id, self.special).astype(np.uint8) * FLAG_SPECIAL
-        return special | (self.positions == 0).astype(np.uint8) * FLAG_FIRST
 
     @property
     def predicts(self) -> np.ndarray:

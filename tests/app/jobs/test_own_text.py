@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.browser_pages import Watched
 
 from twell.analysis.neurons.at_token import neurons_at
 from twell.app.jobs.own_text import LONGEST
@@ -53,13 +54,10 @@ def test_a_job_that_is_stopped_at_once_says_so(tmp_path: Path) -> None:
 
 
 def test_own_text_is_read_and_saved_only_when_asked(
-    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, made: ModuleType
+    bundled_run: Path, growing_page: Watched, new_page: Callable[..., Any]
 ) -> None:
-    folder, address = growing
-    made.bundled(folder)
-    watched = watch(new_page(), address)
-    page = watched.page
-    watched.open("/text?run=tiny&neuron=L3/N42", ".tw-passage")
+    page = growing_page.page
+    growing_page.open("/text?run=tiny&neuron=L3/N42", ".tw-passage")
     page.get_by_role("button", name="Your own text").click()
     text = page.get_by_label("Text", exact=True)
     text.fill("long " * (LONGEST // 5) + "!")
@@ -70,30 +68,30 @@ def test_own_text_is_read_and_saved_only_when_asked(
     page.get_by_role("spinbutton", name="Continue it by").fill("8")
     page.get_by_role("button", name="Read it").click()
     page.wait_for_selector(".tw-passage:has-text('lichen')", timeout=WHILE_READING)
-    watched.settle()
+    growing_page.settle()
     assert "own=" in page.url and "neuron=L3%2FN42" in page.url
     assert "<script>window" in page.locator(".tw-passage").inner_text()
     assert page.evaluate("window.twellHurt") is None
     assert page.locator(".tw-passage a.made").count() == 8, "tokens that the model wrote are told apart"
-    assert [path.name for path in folder.iterdir()] == ["tiny"], "nothing is saved by itself"
+    assert [path.name for path in bundled_run.parent.iterdir()] == ["tiny"], "nothing is saved by itself"
     link = page.url
     page.locator(".tw-passage a.t").nth(3).click()
     page.wait_for_selector(".tw-neurons a")
-    watched.settle()
+    growing_page.settle()
     page.get_by_role("button", name="Save as a run").click()
     page.wait_for_url("**run=own-a-lichen-*&scale=tiny")
     page.wait_for_selector(".tw-passage:has-text('lichen')")
-    (run,) = [open_run(path) for path in folder.iterdir() if path.name.startswith("own-")]
+    (run,) = [open_run(path) for path in bundled_run.parent.iterdir() if path.name.startswith("own-")]
     assert run.manifest.status == "complete"
     assert len(neurons_at(run, 0, 3)) == int(
         run.activity().query("position == 3").filter(like="nnz_").sum(axis=1).iloc[0]
     )
-    other = watch(new_page(), watched.address)
-    other.open(link.removeprefix(watched.address), ".tw-passage:has-text('lichen')")
+    other = Watched(new_page(), growing_page.address)
+    other.open(link.removeprefix(growing_page.address), ".tw-passage:has-text('lichen')")
     other.page.get_by_role("button", name="Back to the run's text").click()
     other.page.wait_for_url("**/text?run=tiny**")
     other.check()
-    watched.check()
+    growing_page.check()
 
 
 def test_a_link_to_a_text_that_is_gone_says_so(show: Callable[..., Any], made: ModuleType, tmp_path: Path) -> None:

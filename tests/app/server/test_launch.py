@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,22 +20,23 @@ from twell.workbench.options import AppOptions, DemoOptions
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"Expected port {port} to be free.*--port"):
-            launch(AppOptions(runs=tmp_path, port=port, browser=False))
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """Yield a port of this host that something listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
 
 
-def test_the_demo_looks_at_its_port_before_it_captures(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"Expected port {port} to be free"):
-            demo(DemoOptions(out=tmp_path / "demo", port=port))
+def test_a_taken_port_is_one_sentence(tmp_path: Path, taken: int) -> None:
+    with pytest.raises(UserError, match=rf"Expected port {taken} to be free.*--port"):
+        launch(AppOptions(runs=tmp_path, port=taken, browser=False))
+
+
+def test_the_demo_looks_at_its_port_before_it_captures(tmp_path: Path, taken: int) -> None:
+    with pytest.raises(UserError, match=rf"Expected port {taken} to be free"):
+        demo(DemoOptions(out=tmp_path / "demo", port=taken))
     assert list(tmp_path.iterdir()) == []
 
 

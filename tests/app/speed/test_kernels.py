@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.browser_pages import Watched
 from support.rewritten import relisted
 
 from twell.analysis import tile_settings
@@ -131,14 +132,9 @@ def test_what_is_asked_of_twell_bench_is_what_it_takes(made_run: Run) -> None:
     assert not CASE.search("layer 0 on text")
 
 
-def test_a_measurement_begins_appears_as_it_goes_and_ends_well(
-    new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, made: ModuleType
-) -> None:
-    folder, address = growing
-    made.bundled(folder)
-    watched = watch(new_page(), address)
-    page = watched.page
-    watched.open("/kernels?run=tiny", ".js-plotly-plot")
+def test_a_measurement_begins_appears_as_it_goes_and_ends_well(bundled_run: Path, growing_page: Watched) -> None:
+    page = growing_page.page
+    growing_page.open("/kernels?run=tiny", ".js-plotly-plot")
     assert page.get_by_text("Measured side by side").count() == 0
     page.get_by_role("button", name="Measure now").click()
     page.get_by_role("button", name="Measure", exact=True).click()
@@ -146,12 +142,12 @@ def test_a_measurement_begins_appears_as_it_goes_and_ends_well(
     page.get_by_text("Measured side by side").wait_for(timeout=120_000)
     assert page.locator(".st-key-job").count() == 1, "the first layer stands there while others are being timed"
     page.wait_for_selector(".st-key-job", state="detached", timeout=180_000)
-    watched.settle()
+    growing_page.settle()
     assert page.locator('[data-testid="stAlert"]').count() == 0
-    table = open_run(folder / "tiny").frame("bench")
+    table = open_run(bundled_run).frame("bench")
     assert sorted(set(table["layer"])) == list(range(8))
     assert page.get_by_text("all 8 layers together").count() == 1
-    watched.check()
+    growing_page.check()
 
 
 def test_a_measurement_that_is_stopped_keeps_what_it_has(made: ModuleType, tmp_path: Path) -> None:
