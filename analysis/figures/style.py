@@ -7,7 +7,7 @@ stand in the page above each figure; inside it stand axis names, direct labels a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,21 @@ def layer_axis(figure: go.Figure, layers: list[int], evenly: bool = False, **whe
     lines = list(range(len(layers))) if evenly else layers
     limits = [max(lines) + 0.75, min(lines) - 0.95]
     figure.update_yaxes(tickvals=lines[::step], ticktext=layer_names(layers[::step]), range=limits, **where)
+
+
+def finish_layers(figure: go.Figure, layers: Iterable[int], high: bool = False, **margins: int) -> None:
+    """Finish a figure with a row for each of some layers: height, style and names of rows.
+
+    Args:
+        figure: the figure, whose y values are layer numbers.
+        layers: the layers, in order.
+        high: rows with room for two marks or for a name beside them.
+        margins: as `finish` takes them, in pixels.
+    """
+    rows = [int(layer) for layer in layers]
+    least, most, whole, fewest = (18, 34, 800, 4) if high else (12, 26, 560, 1)
+    finish(figure, 90 + max(least, min(most, whole // max(len(rows), 1))) * max(len(rows), fewest), **margins)
+    layer_axis(figure, rows)
 
 
 def layers_across(figure: go.Figure, layers: list[int]) -> None:

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from twell.analysis.figures.labels import number, percent, whole
-from twell.analysis.figures.style import AMBER, BLUE, GREY, SCALE, finish, layer_axis, log_ticks, panel_title
+from twell.analysis.figures.style import AMBER, BLUE, GREY, SCALE, finish, finish_layers, log_ticks, panel_title
 from twell.analysis.training import sparse_since, training_layers, training_steps
 from twell.workbench.run.store import Run
 
@@ -88,8 +88,7 @@ def layer_map(layers: pd.DataFrame, column: str, d_ff: int) -> go.Figure:
             **colour,
         )
     )
-    finish(figure, 90 + max(12, min(26, 560 // len(grid))) * len(grid), left=40, right=70, top=12)
-    layer_axis(figure, [int(layer) for layer in grid.index])
+    finish_layers(figure, grid.index, left=40, right=70, top=12)
     figure.update_yaxes(showgrid=False)
     figure.update_xaxes(title="step", showgrid=False)
     return figure
@@ -102,7 +101,6 @@ def went_sparse(since: pd.DataFrame, last: int) -> go.Figure:
         since: the rows of `analysis.sparse_since`.
         last: the last step of the log.
     """
-    layers = [int(layer) for layer in since["layer"]]
     known = since[since["step"].notna()]
     figure = go.Figure(
         go.Scatter(
@@ -114,8 +112,7 @@ def went_sparse(since: pd.DataFrame, last: int) -> go.Figure:
             hovertemplate="layer %{y}: sparse from step %{x} on, %{text}<extra></extra>",
         )
     )
-    finish(figure, 90 + max(12, min(26, 560 // len(layers))) * len(layers), left=40, top=12)
-    layer_axis(figure, layers)
+    finish_layers(figure, since["layer"], left=40, top=12)
     figure.update_xaxes(title="step", range=[0, last * 1.02])
     return figure
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import streamlit as st
 
 from twell import analysis
@@ -66,16 +68,29 @@ DOMINANT = 0.3  # share of the model's nnz from which one layer decides an order
 CUT = "An interval that goes far beyond all dots is cut."
 
 
-def chosen_filters(run: Run) -> tuple[str, int, str, str]:
-    """Draw the filters and return what they are set to, which the address carries.
+@dataclass(frozen=True)
+class Filters:
+    """What the filters are set to.
 
-    Returns:
-        View (a key of VIEWS), minimum count, search text, and column that tokens are ranked by (a key of RANKS).
+    Attributes:
+        view: a key of VIEWS.
+        min_count: how often a token or word has to occur.
+        search: text that it has to contain, as `matching` compares it.
+        rank: the column that orders them, a key of RANKS; of words, one of WORD_RANKS.
     """
+
+    view: str
+    min_count: int
+    search: str
+    rank: str
+
+
+def chosen_filters(run: Run) -> Filters:
+    """Draw the filters and return what they are set to, which the address carries."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         view = widgets.url_choice("Rank", VIEWS, "view", "tokens" if run.manifest.summary_only else "words")
         if view == "classes":
-            return "classes", 0, "", "shrunk"
+            return Filters("classes", 0, "", "shrunk")
         rank = widgets.url_choice(
             "By",
             RANKS if view == "tokens" else WORD_RANKS,
@@ -101,7 +116,7 @@ def chosen_filters(run: Run) -> tuple[str, int, str, str]:
             help="Tokens that occur less often are left out, because their means are uncertain.",
             **url_param("least", MIN_COUNT, lambda text: min(max(whole_number(text) or MIN_COUNT, 1), MAX_MIN_COUNT)),
         )
-    return view, int(min_count), search, rank
+    return Filters(view, int(min_count), search, rank)
 
 
 def draw_rows(run: Run, result: QueryResult, rank: str, noun: str) -> None:
@@ -163,15 +178,9 @@ def who_decides(run: Run, rank: str) -> str:
     )
 
 
-def draw_words(run: Run, min_count: int, search: str, rank: str) -> None:
-    """Draw the rows, the ranking and the table of whole words, which may be several tokens long.
-
-    Args:
-        run: the run.
-        min_count: how often a word has to occur.
-        search: text that it has to contain, as `matching` compares it.
-        rank: the column that words are ranked by, a key of WORD_RANKS.
-    """
+def draw_words(run: Run, filters: Filters) -> None:
+    """Draw the rows, the ranking and the table of whole words, which may be several tokens long."""
+    min_count, search, rank = filters.min_count, filters.search, filters.rank
     words = query(run, WORDS.where(min_count=min_count))
     words = words.then(matching, "word", search) if search else words
     by_z = words
@@ -205,15 +214,9 @@ def draw_classes(run: Run) -> None:
     widgets.draw(built_once(class_dots, result.frame), "classes", "Mean z by class of tokens")
 
 
-def draw_tokens(run: Run, min_count: int, search: str, rank: str) -> None:
-    """Draw the ranking and the table of tokens.
-
-    Args:
-        run: the run.
-        min_count: how often a token has to occur.
-        search: text that it has to contain, as `matching` compares it.
-        rank: the column that tokens are ranked by, a key of RANKS.
-    """
+def draw_tokens(run: Run, filters: Filters) -> None:
+    """Draw the ranking and the table of tokens."""
+    min_count, search, rank = filters.min_count, filters.search, filters.rank
     tokens = query(run, RANKING.where(min_count=min_count, rank="shrunk" if rank == "mean" else rank))
     tokens = tokens.then(matching, "text", search) if search else tokens
     by_z = tokens
@@ -260,14 +263,14 @@ def draw_page(run: Run) -> None:
     """Draw the filters, and what they choose."""
     for name in ("token", "word"):
         st.query_params.pop(name, None)  # the link back from a token's page may leave it in the address
-    view, min_count, search, rank = chosen_filters(run)
-    if view == "classes":
+    filters = chosen_filters(run)
+    if filters.view == "classes":
         draw_classes(run)
-    elif view == "words":
-        draw_words(run, min_count, search, rank)
+    elif filters.view == "words":
+        draw_words(run, filters)
     else:
-        draw_tokens(run, min_count, search, rank)
-    if view != "words":
+        draw_tokens(run, filters)
+    if filters.view != "words":
         draw_questions(run, QUESTIONS)
 
 

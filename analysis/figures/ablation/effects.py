@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from twell.analysis.ablations.allocation import allocation
 from twell.analysis.ablations.by_condition import effects
 from twell.analysis.figures.labels import percent
-from twell.analysis.figures.style import AMBER, BLUE, GREY, WORDS, dots, finish, layer_axis, whiskers
+from twell.analysis.figures.style import AMBER, BLUE, GREY, WORDS, dots, finish, finish_layers, whiskers
 from twell.analysis.neurons.effects import neuron_effects
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -81,7 +81,6 @@ def loss_by_layer(rows: pd.DataFrame) -> go.Figure:
     Args:
         rows: those of `layer_rows`.
     """
-    layers = [int(layer) for layer in rows["layer"]]
     figure = go.Figure(
         dots(
             rows["change"],
@@ -91,8 +90,7 @@ def loss_by_layer(rows: pd.DataFrame) -> go.Figure:
             hovertemplate="layer %{y}: %{x:+.4f} nats a token<extra></extra>",
         )
     )
-    finish(figure, 90 + max(12, min(26, 560 // len(layers))) * len(layers), left=40, top=12)
-    layer_axis(figure, layers)
+    finish_layers(figure, rows["layer"], left=40, top=12)
     figure.add_vline(x=0, line={"color": GREY, "width": 1})
     figure.update_xaxes(title="change of the loss without the layer's FFN, nats a token")
     return figure
@@ -104,7 +102,6 @@ def share_by_layer(table: pd.DataFrame) -> go.Figure:
     Args:
         table: the rows of `analysis.allocation`.
     """
-    layers = [int(layer) for layer in table["layer"]]
     figure = go.Figure(
         go.Bar(
             x=100 * table["share"],
@@ -116,8 +113,7 @@ def share_by_layer(table: pd.DataFrame) -> go.Figure:
             hovertemplate="layer %{y}: %{x:.0f} % of its values, %{text}<extra></extra>",
         )
     )
-    finish(figure, 90 + max(12, min(26, 560 // len(layers))) * len(layers), left=40, top=12)
-    layer_axis(figure, layers)
+    finish_layers(figure, table["layer"], left=40, top=12)
     figure.update_xaxes(title="share of the layer's values that is set to 0, %", range=[0, 100])
     return figure
 
