@@ -43,6 +43,8 @@ OUTPUTS = 256  # columns of y that the down product makes at once
 WINDOW = 1024  # rows that are put in order of nnz before they are cut into blocks
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
 FEW_TILES = 352  # of the gate product: up to so many, a call has no order, no plan and, unless asked for, no words
+NARROW = 1024  # d_model up to which a plain FFN has short gate products, beside which a plan takes long
+NARROW_FEW_TILES = FEW_TILES  # of such a call; more were not timed on a GPU yet
 PARTIAL_SUMS = 144  # of a tile of y, that can be left for other CTAs at once: as many as a GH100 has multiprocessors
 PREPARES_PLANS = False  # whether a module's later calls with a plan go without checks too; not timed on a GPU yet
 ALL_STAGES = int(Stage.GATE | Stage.PLAN | Stage.UP | Stage.DOWN | Stage.COUNTS)
@@ -89,6 +91,14 @@ def has_plan(n: int, d_ff: int) -> bool:
     return -(-n // BLOCK) * LAYOUT.tiles(d_ff) > FEW_TILES
 
 
+def plans(params: FFNParams, n: int) -> bool:
+    """Return whether a pass of n rows of a call has an order and a plan."""
+    d_ff, d_model = params.w_gate.shape
+    narrow = params.w_up is None and d_model <= NARROW
+    few = narrow and -(-n // BLOCK) * LAYOUT.tiles(d_ff) <= NARROW_FEW_TILES
+    return has_plan(n, d_ff) and not few
+
+
 @gpu.remembered
 def regions(n: int, d_ff: int, dtype: torch.dtype, plan: bool) -> gpu.Regions:
     """Return the regions of the workspace of n rows: first those of the gate, then of the plan, then of `down`."""
@@ -115,8 +125,10 @@ def regions(n: int, d_ff: int, dtype: torch.dtype, plan: bool) -> gpu.Regions:
 class Workspace(gpu.Workspace):
     """The workspace of one pass of n rows."""
 
-    def __init__(self, n: int, d_ff: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.has_plan = has_plan(n, d_ff)
+    def __init__(
+        self, n: int, d_ff: int, dtype: torch.dtype, device: torch.device, planned: bool | None = None
+    ) -> None:
+        self.has_plan = has_plan(n, d_ff) if planned is None else planned
         super().__init__(regions(n, d_ff, dtype, self.has_plan), device)
 
     def packed(self, d_ff: int, finite: Tensor) -> TwELL:
@@ -207,7 +219,8 @@ def run(params: FFNParams) -> tuple[Tensor, Stats]:
     y, stats = gpu.results(params, in_full=True)
     packed = []
     for rows in _passes(n, d_ff):
-        workspace = Workspace(rows.stop - rows.start, d_ff, params.x.dtype, params.x.device)
+        height = rows.stop - rows.start
+        workspace = Workspace(height, d_ff, params.x.dtype, params.x.device, plans(params, height))
         launch(params, rows, workspace, y, stats)
         if params.want_packed:
             packed.append(LazyTwELL(workspace, d_ff, stats.finite[rows]))
@@ -222,7 +235,7 @@ def prepare(params: FFNParams) -> Callable[[Tensor], tuple[Tensor, Stats]] | Non
     It is one op, which makes workspace and results, where a call spends its time on the host.
     """
     (d_ff, d_model), n = params.w_gate.shape, params.n
-    planned = has_plan(n, d_ff)
+    planned = plans(params, n)
     if params.up_relu or (planned and not (PREPARES_PLANS and len(list(_passes(n, d_ff))) == 1)):
         return None
     laid_out = regions(n, d_ff, params.x.dtype, planned)
@@ -259,7 +272,7 @@ def stage_runs(params: FFNParams, packed: TwELL | None = None) -> dict[str, Call
     have no such stages: an empty dict.
     """
     n, d_ff = params.n, params.w_gate.shape[0]
-    if not has_plan(n, d_ff):
+    if not plans(params, n):
         return {}
     params = replace(params, probes="none")
     (y, stats), workspace = gpu.results(params), Workspace(n, d_ff, params.x.dtype, params.x.device)

@@ -114,7 +114,7 @@ def squares() -> None:
                 runs = {name.op: repeated(base[name], calls) for name in (DENSE, COMPILED)}
                 runs["now"] = repeated(partial(sibling(ffn, "hopper"), x), calls)
                 if d_model < 1024:
-                    with constant(hopper, "FEW_TILES", 10**9):
+                    with constant(hopper, "NARROW_FEW_TILES", 10**9):
                         runs["no plan"] = repeated(partial(sibling(ffn, "hopper"), x), calls)
                 took = medians(runs, calls)
                 for name in [name for name in runs if name not in (DENSE.op, COMPILED.op)]:

@@ -130,6 +130,15 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(
     assert (nbytes, counts, with_plan) == (given[0][7].nbytes, probes == "counts", planned)
 
 
+def test_plain_narrow_calls_have_a_border_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "NARROW_FEW_TILES", 2 * hopper.FEW_TILES)
+    n = 128 * hopper.FEW_TILES  # of one tile
+    for d_model, gated, most in ((1024, False, 2), (1024, True, 1), (1032, False, 1)):
+        weight = torch.zeros(256, d_model, dtype=BF16)
+        params = FFNParams(weight, weight, weight if gated else None, weight.t())
+        assert [hopper.plans(params, rows) for rows in (most * n, most * n + 1)] == [False, True]
+
+
 def test_calls_in_several_passes_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass has a workspace of its own. With a plan none is, unless that is switched on."""
     monkeypatch.setattr(hopper, "loaded_op", lambda *_: "hopper_ffn")

@@ -69,6 +69,22 @@ def test_many_rows_of_few_neurons(n: int, d_model: int, d_ff: int, quiet: float)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "d_model", "d_ff", "quiet"), [(8197, 768, 3072, -40), (8197, 768, 3072, 30), (70_001, 64, 520, 3)], ids=str
+)
+def test_plain_narrow_calls_of_many_rows_without_a_plan(
+    monkeypatch: pytest.MonkeyPatch, n: int, d_model: int, d_ff: int, quiet: float
+) -> None:
+    monkeypatch.setattr(hopper, "NARROW_FEW_TILES", 10**9)
+    everything = {"probes": "neurons", "layout": Layout(), "want_packed": True}
+    for options in ({}, {"activation": "relu2"}, {"bias": True} | everything):
+        one = call(n, d_model, d_ff, quiet, gated=False, **options)
+        one.x[n // 2, 3] = float("nan")
+        assert not hopper.plans(one, n)
+        assert_same(hopper.run(one), reference.run(one), (n, options))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("n", [64, 100, 190, 250, 500, 700, 1000, 1100])
 def test_every_density_in_one_call(n: int) -> None:
     """From neurons that none fires to neurons that all do: each way that a CTA takes its up product, side by side."""
