@@ -63,10 +63,20 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "note": "classes by spelling, a part of a URL beside . / or : alone; intervals by tokens of the vocabulary, "
-        f"and by {summaries.clustered_by} for function words, parts of URLs and differences",
+        f"and by {summaries.clustered_by} for function words, parts of URLs and differences"
+        f"{_taken_as_known(summaries)}",
         "tokens": int(rows["tokens"].sum()),
     }
     return frame
+
+
+def _taken_as_known(summaries: Summaries) -> str:
+    """Return a clause where a copy of before revision 7 does not tell how the layers' means and sds vary."""
+    try:
+        summaries.file("class_layers")
+    except Missing:
+        return ", which take the layers' means and sds as known: a little too wide"
+    return ""
 
 
 def _in_context(summaries: Summaries, table: pd.DataFrame) -> pd.DataFrame:

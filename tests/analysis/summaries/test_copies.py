@@ -6,10 +6,14 @@ import shutil
 from pathlib import Path
 from types import ModuleType
 
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from support.rewritten import forget_checksums
 
 import twell.analysis as analysis
-from twell.analysis import by_layer, ensure, summarize
+from twell.analysis import by_layer, ensure, summarize, surprisal_correlation, token_classes
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.run.store import Run, copy_without_activity, list_runs, open_run
@@ -72,3 +76,27 @@ def test_a_copy_of_a_wide_model_is_small(made: ModuleType, tmp_path: Path) -> No
     run = made.make(tmp_path / "wide", shape)
     summarize(SummarizeOptions(runs=(run.path,), summary_only=tmp_path / "copy"))
     assert sum(path.stat().st_size for path in (tmp_path / "copy").rglob("*") if path.is_file()) < 2.75e6
+
+
+def test_a_copy_of_before_revision_7_says_what_it_is(small: Run, tmp_path: Path) -> None:
+    """Correlations are corrected from the classes that they come from, where it has these, and said to be as they were
+    where it has not; differences of classes take the layers as known, and say so."""
+    (copy,) = summarize(SummarizeOptions(runs=(small.path,), summary_only=tmp_path / "copy"))
+    expected, classes = surprisal_correlation(copy), token_classes(copy)
+    assert "revision" not in expected.attrs["note"] and "as known" not in classes.attrs["note"]
+    kept = copy.summary_path("surprisal_correlations")
+    table = pq.read_table(kept, partitioning=None)
+    halved = pa.array(table["spearman"].to_numpy() / 2)
+    before = table.drop_columns(["kept"]).set_column(3, "spearman", halved)
+    pq.write_table(before, kept)
+    copy.summary_path("class_layers").unlink()
+    copy = forget_checksums(copy)
+    pd.testing.assert_frame_equal(surprisal_correlation(copy), expected)
+    older = token_classes(copy)
+    assert "as known" in older.attrs["note"]
+    assert older["difference"].tolist() == classes["difference"].tolist()
+    assert older["difference_high"].notna().tolist() == classes["difference_high"].notna().tolist()
+    copy.summary_path("surprisal_ranks").unlink()
+    as_it_was = surprisal_correlation(copy)
+    assert "before revision 7" in as_it_was.attrs["note"]
+    assert as_it_was["spearman"].tolist() == (expected["spearman"] / 2).tolist()
