@@ -163,7 +163,7 @@ def value_bars(frame: pd.DataFrame, mean: float, largest: float) -> go.Figure:
             "%{customdata[2]:.1%}<extra></extra>",
         )
     )
-    finish(figure, 250, top=36)
+    finish(figure, 256, top=42)
     mark_values(figure, {"mean": (mean, bin_place(mean)), "largest": (largest, bin_place(largest))})
     ticks = np.arange(place.min() // 2 * 2, place.max() + 2, 2)
     labels = [number(2.0 ** (tick // 2 - 9)) if tick else "0" for tick in ticks]
@@ -182,8 +182,11 @@ def bin_place(value: float) -> float:
 
 
 def mark_values(figure: go.Figure, values: dict[str, tuple[float, float]]) -> None:
-    """Draw a line at each value, with its name above. values: by name the value, and its place on the axis."""
-    for name, (value, place) in values.items():
+    """Draw a line at each value, with its name above, each on a line of its own: the values may be near one another.
+
+    values: by name the value, and its place on the axis
+    """
+    for row, (name, (value, place)) in enumerate(values.items()):
         if math.isfinite(value):
             figure.add_vline(x=place, line={"color": GREY, "width": 1.2, "dash": "dot"})
             figure.add_annotation(
@@ -191,8 +194,8 @@ def mark_values(figure: go.Figure, values: dict[str, tuple[float, float]]) -> No
                 x=place,
                 yref="paper",
                 y=1,
-                yshift=12,
-                xanchor="center" if name == "mean" else "right",
+                yshift=10 + 14 * row,
+                xanchor="right",
                 showarrow=False,
                 font={"size": 11},
             )
@@ -228,7 +231,7 @@ def value_distribution(values: np.ndarray, mean: float, largest: float) -> go.Fi
             marker={"color": BLUE, "size": 22, "symbol": "line-ns-open", "line": {"width": 2}},
             hovertemplate="value %{x:.3g}<extra></extra>",
         )
-    finish(figure, 250, top=36)
+    finish(figure, 256, top=42)
     mark_values(figure, {"mean": (mean, mean), "largest": (largest, largest)})
     figure.update_xaxes(
         title="value where it fires", range=[0, max(largest, float(np.max(values, initial=0.0)), 1e-9) * 1.04]

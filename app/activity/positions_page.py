@@ -50,6 +50,14 @@ def draw_decay(run: Run) -> None:
     fits = result.frame
     verdicts = fits.loc[fits["layer"] >= 0, "verdict"].value_counts()
     counts = ", ".join(f"{verdict} in {count}" for verdict, count in verdicts.items())
+    if described(fits).empty:
+        widgets.heading(
+            "How fast it falls off",
+            f"As an exponential in no layer. Which curve fits best (AICc): {counts} of {verdicts.sum()} layers. "
+            "Data has the fits.",
+            result,
+        )
+        return
     widgets.heading(
         "How fast it falls off",
         "After how many tokens, λ, what the beginning fires more has shrunk to 37 %: of a + b·exp(−p/λ), fitted to "
@@ -58,9 +66,6 @@ def draw_decay(run: Run) -> None:
         "exponential describes have no λ: Data has their fits.",
         result,
     )
-    if described(fits).empty:
-        widgets.note("No layer of this run falls off exponentially, so there is no λ to draw.")
-        return
     widgets.draw(built_once(decay_lengths, fits), "decay", "Length over which nnz falls off, by layer")
 
 

@@ -78,7 +78,7 @@ def rows_html(run: Run, frame: pd.DataFrame, rank: str, filters: dict[str, str])
     low, high = dot_axis(frame["mean"], frame["half"])
     axis = f'<span class="ends"><span>{number(low)}</span><span>{number(high)}</span></span>'
     unit = "neurons a layer" + (" ± 95 %" if frame["half"].notna().any() else "")
-    titles = ["word" if is_word else "token", axis, unit, "z", "times", "for example" if texts else ""]
+    titles = ["word" if is_word else "token", axis, unit, "z", "times", *(["for example"] if texts else [])]
     names = "".join(title if title == axis else f"<span>{typeset(title)}</span>" for title in titles)
     lines = [f'<div class="tw-fired names">{names}</div>']
     for row in frame.to_dict("records"):
@@ -90,9 +90,9 @@ def rows_html(run: Run, frame: pd.DataFrame, rank: str, filters: dict[str, str])
         numbers = f"<span>{mean}</span><span>{fixed(row[score])}</span><span>{whole(row['count'])}</span>"
         lines.append(
             f'<a class="tw-fired" href="{address}"><span>{name}</span>{_dot(row["mean"], half, low, high)}{numbers}'
-            f"{_snippet(texts.get(key))}</a>"
+            f"{_snippet(texts.get(key)) if texts else ''}</a>"
         )
-    return f'<div class="tw-fired-rows">{"".join(lines)}</div>'
+    return f'<div class="tw-fired-rows{"" if texts else " bare"}">{"".join(lines)}</div>'
 
 
 def _dot(mean: float, half: float, low: float, high: float) -> str:

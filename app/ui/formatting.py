@@ -75,7 +75,7 @@ def pass_spread(low: float, high: float, batches: int) -> str:
     count = plural(batches, "batch", "es")
     if low == low:
         return f"{times(low)} to {times(high)} with 95{SPACE}% confidence, {count}"
-    return f"{count}: too few for an interval, which more text captured with --timings-share 1 gives"
+    return f"{count}, too few for an interval; more text, captured with --timings-share 1, gives one"
 
 
 def seconds_ago(seconds: float) -> str:

@@ -91,8 +91,11 @@ a.tw-title-row:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
 .tw-fired > span:nth-of-type(n+2):not(:last-child) { text-align: right; }
 .tw-fired > span { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
 .tw-fired .tw-token { white-space: pre; }
-.tw-fired > i { position: relative; height: .6rem; border-inline: 1px solid rgba(139,149,161,.4);
-  background: linear-gradient(rgba(139,149,161,.3), rgba(139,149,161,.3)) center / 100% 1px no-repeat; }
+/* the axis is dots, without ends: a line with ends would look like an interval */
+.tw-fired > i { position: relative; height: .6rem; background: center / 100% 1px no-repeat
+  repeating-linear-gradient(to right, rgba(139,149,161,.5) 0 1px, transparent 1px 6px); }
+.tw-fired-rows.bare .tw-fired { grid-template-columns: 10rem minmax(6rem,26rem) 9.6rem 3.6rem 4.4rem; }
+.tw-fired-rows.bare .tw-fired > span:nth-of-type(n+2) { text-align: right; }
 .tw-fired b { position: absolute; top: 50%; width: .55rem; height: .55rem; margin: -.275rem; border-radius: 50%;
   background: #2f7ed8; }
 .tw-fired u { position: absolute; top: 50%; height: 1.5px; margin-top: -.75px; background: #2f7ed8; }

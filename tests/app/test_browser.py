@@ -45,6 +45,23 @@ def test_every_page_opens_without_an_error_or_another_host(
     watched.check()
 
 
+def test_a_narrow_window_has_no_empty_pane_under_the_text(
+    new_page: Callable[..., Any], address: str, watch: Any
+) -> None:
+    """The pane is as tall as what it says; a token's own covers what comes after it while it is pointed at."""
+    watched = watch(new_page(800, 900), address)
+    watched.open("/text?run=made", ".tw-passage")
+    height = "(name) => document.querySelector(name).getBoundingClientRect().height"
+    before, passage = (watched.page.evaluate(height, name) for name in (".tw-text", ".tw-passage"))
+    assert before - passage < 90, "three lines, not the room for thirty"
+    token = watched.page.locator(".tw-passage a.t").nth(3)
+    token.hover()
+    shown = token.evaluate("(it) => [getComputedStyle(it, '::after').display, getComputedStyle(it, '::after').height]")
+    assert shown[0] == "block" and float(shown[1].removesuffix("px")) > 150, "its nnz in every layer"
+    assert watched.page.evaluate(height, ".tw-text") == before, "nothing moves"
+    watched.check()
+
+
 def test_panels_keep_their_width_on_a_phone(new_page: Callable[..., Any], address: str, watch: Any) -> None:
     watched = watch(new_page(390, 844), address)
     watched.open("/?run=made", '[class*="st-key-wide-"] .main-svg')

@@ -188,6 +188,9 @@ def test_a_summary_only_run_says_what_it_cannot_show(show: Show, runs: Path) -> 
         assert not test.exception
         assert figures(test) == count, page
         assert "keeps sums, counts and timings, but no rows of single tokens" in markup(test)
+    listed = markup(show(runs, "tokens", run="summary"))
+    assert '<div class="tw-fired-rows bare">' in listed and "for example" not in listed, "no room for a text it lacks"
+    assert "for example" in markup(show(runs, "tokens", run="made"))
     token = show(runs, "token", run="summary", token="40")
     assert figures(token) == 1
     assert "does not keep what they need: neurons of this token; in the text." in markup(token)
