@@ -28,7 +28,7 @@ from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.store import Run
 from twell.workbench.run.uncounted import no_counted_token
 
-LEAST_UNITS = 5  # effective groups of documents from which an interval is stated
+LEAST_UNITS = 8  # effective groups of documents of an interval; with 6, those of 95 % hold 60 to 84 %
 LEAST_TOKENS = 10  # effective tokens of a class; with 8, intervals of 95 % hold 77 % (data/log/analysis.md)
 CLOSED = (FUNCTION_WORD, URL_PART)  # classes that are lists: there are no other tokens to speak of
 CLASS_SUMS = ("tokens", "z_sum", "nnz_sum", "loss_sum", "loss_tokens")
@@ -45,7 +45,7 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     z_se, low, high (mean over occurrences, see by_token; 95 %, Student's t); clusters (what the error is taken over:
     tokens of the vocabulary, so that it speaks of other tokens of the class, or documents where the class is a closed
     list); effective (Kish's effective number of these, since most occurrences belong to few tokens: its degrees of
-    freedom are one less, and under ten, of documents five, there is no interval); others (mean z of all other
+    freedom are one less, and under ten, of documents eight, there is no interval); others (mean z of all other
     classes); difference, difference_low, difference_high (z less that of others, 95 %, by documents); effect,
     effect_low, effect_high (Hedges' g over tokens of the vocabulary, class against the others, 95 %); mean (nnz a
     layer); loss_mean (nats, of predictions made there). In a copy of before revision 5, and with `flagged`, a part of a
@@ -138,21 +138,35 @@ def _without_groups(summaries: Summaries, names: NDArray, n: NDArray, z: NDArray
     falls and so does what it is measured by. A copy of before revision 7 does not tell these, and its z stays as it is.
     names: of the classes; n, z [class, group]: tokens and sums of z.
     """
-    left, total = n.sum(axis=1, keepdims=True) - n, z.sum(axis=1, keepdims=True) - z
     try:
-        rows = summaries.columns("class_layers", "class", "layer", "replicate", *LAYER_SUMS)
+        sums = group_sums(summaries, names)
     except Missing:
-        return _means(left, total)
-    _, group = distinct(rows["replicate"])
-    shape = (len(names), summaries.run.layers, n.shape[1])
+        return _means(n.sum(axis=1, keepdims=True) - n, z.sum(axis=1, keepdims=True) - z)
+    return standardised(*(each.sum(axis=2, keepdims=True) - each for each in sums))
+
+
+def group_sums(summaries: Summaries, names: NDArray) -> list[NDArray]:
+    """Return tokens, nnz and squared nnz of classes by layer and group of documents [class, layer, group].
+
+    names: of the classes, ascending. Raises Missing in a copy of before revision 7.
+    """
+    rows = summaries.columns("class_layers", "class", "layer", "replicate", *LAYER_SUMS)
+    groups, group = distinct(rows["replicate"])
+    shape = (len(names), summaries.run.layers, len(groups))
     index = np.ravel_multi_index((np.searchsorted(names, rows["class"].astype(str)), rows["layer"], group), shape)
-    sums = (np.bincount(index, rows[name], np.prod(shape)).reshape(shape) for name in LAYER_SUMS)
-    tokens, y, y2 = (each.sum(axis=2, keepdims=True) - each for each in sums)
+    return [np.bincount(index, rows[name], np.prod(shape)).reshape(shape) for name in LAYER_SUMS]
+
+
+def standardised(tokens: NDArray, nnz: NDArray, square: NDArray) -> tuple[NDArray, NDArray]:
+    """Return z of each class, and of all others, by means and sds of the layers over all classes [class, ...].
+
+    tokens, nnz, square [class, layer, ...]: how many, and the sums of their nnz and of its square.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean, square = (each.sum(axis=0) / tokens.sum(axis=0) for each in (y, y2))
+        mean, square = (each.sum(axis=0) / tokens.sum(axis=0) for each in (nnz, square))
         spread = square - mean**2 > LEAST_SPREAD * square
         weight = np.where(spread, 1 / np.sqrt(square - mean**2), 0.0) / np.maximum(spread.sum(axis=0), 1)
-    own, others = (((each - mean) * weight).sum(axis=1) for each in _means(tokens, y))
+    own, others = (((each - mean) * weight).sum(axis=1) for each in _means(tokens, nnz))
     return own, others
 
 

@@ -1,11 +1,11 @@
-"""Count how often the interval of a class of tokens holds the mean of the tokens that it was drawn from.
+"""Count how often the interval of a class of tokens holds the mean of what it was drawn from.
 
     PYTHONPATH=.ns:tests python tests/support/class_coverage.py RUN [REPEATS]    200 repeats: seconds
 
 The population of a class is its tokens in the run, with the frequencies and mean z that they really have: most of its
 occurrences belong to few tokens. A repeat draws as many of them again, with replacement, and asks for the interval as
 `token_classes` states it of a class with as many effective tokens as the run's own. For function words and parts of
-URLs, which are lists, groups of documents are drawn instead.
+URLs, which are lists, and for differences, groups of documents are drawn instead.
 """
 
 from __future__ import annotations
@@ -16,11 +16,18 @@ from collections import Counter
 import numpy as np
 
 from twell.analysis.statistics import distinct, effective, jackknife_error, t_half
-from twell.analysis.summaries.documents import REPLICATES
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.summaries.token_class import CLASSES
 from twell.analysis.tokens.by_token import token_totals
-from twell.analysis.tokens.classes import CLOSED, LEAST_TOKENS, LEAST_UNITS, _kinds, _rows
+from twell.analysis.tokens.classes import (
+    CLOSED,
+    LEAST_TOKENS,
+    LEAST_UNITS,
+    _kinds,
+    _rows,
+    group_sums,
+    standardised,
+)
 from twell.workbench.run.store import Run, open_run
 
 
@@ -47,26 +54,27 @@ def open_classes(run: Run, summaries: Summaries, rng: np.random.Generator, repea
 
 
 def closed_classes(summaries: Summaries, rng: np.random.Generator, repeats: int) -> dict[str, list[bool]]:
-    """Return the same for the classes that are lists, by groups of documents."""
-    rows = summaries.columns("class_scores", "class", "replicate", "tokens", "z_sum")
+    """Return the same for the classes that are lists, and for the difference of every class from all others, by groups
+    of documents."""
+    names = np.unique(summaries.columns("class_layers", "class")["class"].astype(str))
+    sums = group_sums(summaries, names)
+    size, groups = sums[0][:, 0], sums[0].shape[2]
+    own, others = standardised(*(each.sum(axis=2) for each in sums))
+    truth = {"": own, ", difference": own - others}
+    stated = effective(size.sum(axis=1), (size**2).sum(axis=1)) >= LEAST_UNITS
     held: dict[str, list[bool]] = {}
-    for name in CLOSED:
-        chosen = rows["class"] == name
-        n, z = (
-            np.bincount(rows["replicate"][chosen], rows[column][chosen].astype(float), REPLICATES)
-            for column in ("tokens", "z_sum")
-        )
-        used = np.flatnonzero(n)
-        if not len(used) or effective(np.array([n.sum()]), np.array([(n**2).sum()]))[0] < LEAST_UNITS:
-            continue
-        held[name], truth = [], z.sum() / n.sum()
-        for _ in range(repeats):
-            groups = rng.choice(used, len(used))
-            tokens, sums = n[groups], z[groups]
-            units = effective(np.array([tokens.sum()]), np.array([(tokens**2).sum()]))
-            mean, without = sums.sum() / tokens.sum(), (sums.sum() - sums) / (tokens.sum() - tokens)
-            half = t_half(units - 1) * jackknife_error(np.array([mean]), without[:, None])
-            held[name].append(bool(abs(mean - truth) <= half[0]))
+    for _ in range(repeats):
+        chosen = rng.integers(groups, size=groups)
+        drawn = [each[:, :, chosen] for each in sums]
+        own, others = standardised(*(each.sum(axis=2) for each in drawn))
+        left, left_others = standardised(*(each.sum(axis=2, keepdims=True) - each for each in drawn))
+        size = drawn[0][:, 0]
+        t = t_half(effective(size.sum(axis=1), (size**2).sum(axis=1)) - 1)
+        for what, here, without in (("", own, left), (", difference", own - others, left - left_others)):
+            half = t * jackknife_error(here, without.T)
+            for name, inside, told in zip(names, np.abs(here - truth[what]) <= half, stated, strict=True):
+                if told and (what or name in CLOSED):
+                    held.setdefault(name + what, []).append(bool(inside))
     return held
 
 
@@ -78,7 +86,7 @@ def main() -> None:
     for name, held in results.items():
         counted = Counter(held)
         share = f"{100 * counted[True] / len(held):.1f} %" if held else "none stated"
-        print(f"{name:<24} {share:>12} of {len(held)}")
+        print(f"{name:<36} {share:>12} of {len(held)}")
 
 
 if __name__ == "__main__":

@@ -96,9 +96,10 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
         without = [rows[rows["kind"] == kind]["z"].mean() - rows[rows["kind"] != kind]["z"].mean() for rows in left]
         assert gap == pytest.approx(row["z"] - row["others"], abs=1e-12)
         error = np.sqrt(19 / 20 * np.nansum((np.array(without) - gap) ** 2))
-        if effective(here["document"] % 20) >= 5 and not np.isnan(without).any():
-            half = stats.t.ppf(0.975, effective(here["document"] % 20) - 1) * error
-            assert row["difference_high"] - gap == pytest.approx(half, rel=1e-9)
+        units = effective(here["document"] % 20)
+        if not np.isnan(without).any():
+            half = stats.t.ppf(0.975, units - 1) * error if units >= 8 else np.nan
+            assert row["difference_high"] - gap == pytest.approx(half, rel=1e-9, nan_ok=True)
         k = effective(here["token_id"])
         if kind == "function word":
             assert row["clusters"] == "documents"
@@ -127,6 +128,12 @@ def test_token_classes(run: Run, scored: pd.DataFrame) -> None:
         half = stats.t.ppf(0.975, welch) * np.sqrt(apart + (g * seen / true) ** 2 / 2 / size)
         expected = (g, g - half, g + half)
         assert (row["effect"], row["effect_low"], row["effect_high"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_difference_over_under_eight_documents_has_no_interval(made: ModuleType, tmp_path: Path) -> None:
+    few, more = (token_classes(made.make(tmp_path / str(n), sequences=2 * n, parts=1, tiles=False)) for n in (7, 12))
+    assert few["difference"].notna().all() and few["difference_low"].isna().all()
+    assert more["difference_low"].notna().any()
 
 
 def standardised(rows: pd.DataFrame, layers: int) -> pd.DataFrame:
