@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from twell.analysis.statistics import t_half
+from twell.workbench.errors import Missing
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -140,9 +141,14 @@ def _add_ratios(figure: Figure, rows: pd.DataFrame, low: str, high: str, of: str
 
 
 def origins(table: pd.DataFrame) -> Figure:
-    """Draw by_source or by_phase: mean nnz over that of all others by layer, with its interval."""
-    figure = _figure("layer", "nnz, × that of the others")
+    """Draw by_source or by_phase: mean nnz over that of all others by layer, with its interval.
+
+    Raises Missing where there is one source or phase alone.
+    """
     name = str(table.columns[0])
+    if not table["ratio"].notna().any():
+        raise Missing(f"Every token is of one {name}, {table[name].iloc[0]}: there is none to compare it with.")
+    figure = _figure("layer", "nnz, × that of the others")
     _add_ratios(figure, table, "ratio_low", "ratio_high", name, {})
     figure.add_hline(y=1, line_dash="dot")
     return figure

@@ -10,6 +10,7 @@ from typing import Any
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.exports.documents.introduction import introduction
 from twell.analysis.figures.overview import BLOCKS, comparable_speedup, layer_by_layer, layer_rows
 from twell.analysis.figures.speed.bench_beside import beside_capture
 from twell.analysis.figures.style import GREY
@@ -23,43 +24,6 @@ from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run, link, open_page, run_name, sync_url
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
-
-
-def introduction(run: Run, numbers: dict[str, Any]) -> str:
-    """Return in a few sentences what was run and what came out, for a reader who has seen none of it.
-
-    Args:
-        run: the run.
-        numbers: its `analysis.overview`.
-    """
-    text = (
-        f"{run.manifest.model['name']} read {plural(run.manifest.tokens, 'token')}. In each of its "
-        f"{plural(run.layers, 'layer')} a token meets {whole(run.d_ff)} neurons and fires "
-        f"{number(numbers['nnz_mean'])} of them on average, its nnz; the other {percent(numbers['sparsity'])} give "
-        "zeros, which a sparse kernel skips."
-    )
-    speedup = numbers["speedup"]
-    if speedup is None:
-        return f"{text} What skipping them saves was not timed."
-    if numbers["speedup_turns"] > 1 and numbers["speedup_low"] <= 1 <= numbers["speedup_high"]:
-        return f"{text} Whether skipping them saves time here, the timings of this run do not tell."
-    some = numbers["speedup_layers"].endswith("alone")
-    if numbers["speedup_turns"] < 2 or some:
-        rest = "; the other layers were not timed" if some else ""
-        once = "Timed once" if numbers["speedup_turns"] < 2 else "Timed"
-        return f"{text} {once}, in {numbers['speedup_layers']}, that ran {times(speedup)} as fast as dense{rest}."
-    if speedup < 1:
-        return f"{text} Here skipping them does not pay: that part of the model ran {times(speedup)} as fast as dense."
-    rest = f", and a whole pass {pass_in_words(numbers)}" if numbers["pass_speedup"] is not None else ""
-    return f"{text} That made these parts, the feed-forward networks (FFN), {times(speedup)} as fast here{rest}."
-
-
-def pass_in_words(numbers: dict[str, Any]) -> str:
-    """Return how fast a whole pass ran and how sure that is, as the end of a sentence. numbers: `analysis.overview`"""
-    sure, speedup = numbers["pass_low"] == numbers["pass_low"], times(numbers["pass_speedup"])
-    if not sure:
-        return f"{speedup} as fast in {plural(numbers['pass_repeats'], 'timed batch', 'es')}, too few to tell a spread"
-    return f"{speedup} as fast ({times(numbers['pass_low'])} to {times(numbers['pass_high'])})"
 
 
 def draw_headline(run: Run) -> None:

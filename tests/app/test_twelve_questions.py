@@ -112,9 +112,11 @@ def what_fires(visit: Visit) -> None:
             visit.sees(NOT_HERE)
     with visit.asks("what is dead and why"):
         visit.to("Neurons")
-        visit.click(page.get_by_test_id("stButtonGroup").get_by_text("Dead", exact=True))
-        page.wait_for_url("**kind=dead**")
         visit.sees("have lost their weights" if visit.has_model else NOT_HERE)
+        lead = page.locator(".tw-lead", has_text="are dead").bounding_box()
+        assert lead["y"] + lead["height"] < 900, "on the first view"
+    visit.page.get_by_test_id("stButtonGroup").get_by_text("Dead", exact=True).click()
+    page.wait_for_url("**kind=dead**")
 
 
 def often_shown(run: Run) -> str:
@@ -135,6 +137,7 @@ def what_it_buys(visit: Visit) -> None:
         visit.sees("FFN speedup")
     with visit.asks("does the paper's claim hold"):
         visit.to("Findings")
+        visit.sees("The paper's claim as a whole, that a little L1 in training")
         if visit.run.manifest.status == RECORDING:  # whose verdicts may change with every part
             visit.sees("claims hold")
             return

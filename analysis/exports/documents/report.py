@@ -2,9 +2,9 @@
 
     twell export runs/demo --out demo.html
 
-It opens on the figure of Overview, the claims that the run can test, shaded passages and strong neurons; a section for
-each of `tables.SECTIONS` follows, with the reason in its place where the run lacks what it needs. The page forbids
-itself any request. Cost: 2 s; 5 MB, nearly all of it plotly.
+It opens on the sentences and the figure of Overview, the claims that the run can test, shaded passages and strong
+neurons; a section for each of `tables.SECTIONS` follows, with the reason in its place where the run lacks what it
+needs. The page forbids itself any request. Cost: 2 s; 5 MB, nearly all of it plotly.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pandas as pd
 
 from twell.analysis.claims.claim import UNTOLD, VERDICTS
 from twell.analysis.claims.findings import findings
+from twell.analysis.exports.documents.introduction import introduction
 from twell.analysis.exports.documents.notebook import about
 from twell.analysis.exports.documents.strongest import strongest
 from twell.analysis.exports.notebook import shaded_text
@@ -27,6 +28,7 @@ from twell.analysis.exports.tables import SECTIONS, ExportedTable
 from twell.analysis.figures import plots
 from twell.analysis.figures.claims.evidence import drawings
 from twell.analysis.figures.style import CONFIG
+from twell.analysis.overview import overview
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -80,7 +82,9 @@ def _head(title: str, text: str) -> str:
 def _opening(run: Run) -> Iterator[str]:
     """Yield what the page opens on, as HTML, without what the run lacks."""
     with suppress(Missing):
-        yield _head("Overview", "A row a layer.") + _drawn(plots.overview(run))
+        numbers = overview(run)
+        said = introduction(run, numbers) if numbers["tokens"] is not None else str(numbers["missing"]["tokens"])
+        yield _head("Overview", f"{said} Below, a row a layer.") + _drawn(plots.overview(run))
     yield _claims(run)
     with suppress(Missing):
         passages = [shaded_text(run, number) for number in range(min(PASSAGES, run.manifest.sequences))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -16,9 +17,10 @@ import pytest
 import scipy.sparse
 from plotly.offline import get_plotlyjs
 
-from twell.analysis import by_token, dead_mask, fired_csr, plots
+from twell.analysis import by_token, dead_mask, fired_csr, overview, plots
 from twell.analysis.exports.command import export
 from twell.analysis.exports.documents import cells
+from twell.analysis.exports.documents.introduction import introduction
 from twell.analysis.exports.documents.notebook import PASSAGES, notebook
 from twell.analysis.exports.documents.passage_image import COLUMNS, _placed, svg
 from twell.analysis.exports.notebook import ShadedText, shaded_text
@@ -70,7 +72,7 @@ def test_notebook_is_what_a_kernel_shows(run: Run, tmp_path: Path) -> None:
     nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert [kinds_of(cell.outputs) for cell in book.cells if cell.cell_type == "code"] == ours
     drawn = sum(one.count("figure") for one in ours)
-    assert drawn == 1 + sum(bool(section.figure_code) for section in SECTIONS) - 1, "a figure lacks timings"
+    assert drawn == 1 + sum(bool(section.figure_code) for section in SECTIONS) - 3, "it has one source and one phase"
 
 
 def kinds_of(outputs: list[Any]) -> list[str]:
@@ -160,8 +162,11 @@ def test_page_needs_nothing_else(run: Run, tmp_path: Path) -> None:
     assert not re.search(r"<td>-1</td>|layer -1", path.read_text(encoding="utf-8").replace(get_plotlyjs(), ""))
     assert (
         path.read_text(encoding="utf-8").count("Plotly.newPlot(")
-        >= sum(bool(section.figure_code) for section in SECTIONS) - 1
+        >= sum(bool(section.figure_code) for section in SECTIONS) - 3
     )
+    assert "Every token is of one phase, prefill: there is none to compare it with." in text, "in place of empty axes"
+    said = html.escape(introduction(run, overview(run)))
+    assert f'<h2 id="overview">Overview</h2><p>{said} Below, a row a layer.</p>' in text
 
 
 def test_text_of_tokens_is_no_markup(made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

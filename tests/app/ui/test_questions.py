@@ -15,6 +15,7 @@ from twell.analysis.figures.neurons import density_bins, density_map
 from twell.analysis.figures.plots import dressed
 from twell.analysis.figures.speed.kernels import audit_map
 from twell.analysis.figures.style import BLUE
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 
@@ -26,7 +27,12 @@ def sampled(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize(
     ("question", "plot"),
-    [(reuse, plots.lags), (token_identity, plots.identity), (across_layers, plots.depth), (by_source, plots.origins)],
+    [
+        (reuse, plots.lags),
+        (token_identity, plots.identity),
+        (across_layers, plots.depth),
+        (first_positions, plots.starts),
+    ],
 )
 def test_figures_have_no_background_and_every_name(sampled: Run, question, plot) -> None:
     """What is drawn stays; the page shows through, and several traces are told apart by a name and a colour each."""
@@ -47,6 +53,8 @@ def test_one_source_alone_takes_the_first_colour(sampled: Run) -> None:
     one = table[table["source"] == table["source"].iloc[0]].assign(ratio=1.0, ratio_low=0.9, ratio_high=1.1)
     (trace,) = dressed(plots.origins(pd.DataFrame(one))).data
     assert trace.marker.color == trace.error_y.color == BLUE and trace.error_y.width == 0
+    with pytest.raises(Missing, match="none to compare it with"):
+        plots.origins(table)
 
 
 def test_dots_of_one_layer_stand_beside_each_other(sampled: Run) -> None:

@@ -1,0 +1,48 @@
+"""The sentences that introduce a run to a reader who has seen none of it: page Overview and the exported page begin so.
+
+Cost: none beside `overview`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twell.analysis.figures.labels import number, percent, plural, times, whole
+from twell.workbench.run.store import Run
+
+
+def introduction(run: Run, numbers: dict[str, Any]) -> str:
+    """Return in a few sentences what was run and what came out, for a reader who has seen none of it.
+
+    Args:
+        run: the run.
+        numbers: its `analysis.overview`.
+    """
+    text = (
+        f"{run.manifest.model['name']} read {plural(run.manifest.tokens, 'token')}. In each of its "
+        f"{plural(run.layers, 'layer')} a token meets {whole(run.d_ff)} neurons and fires "
+        f"{number(numbers['nnz_mean'])} of them on average, its nnz; the other {percent(numbers['sparsity'])} give "
+        "zeros, which a sparse kernel skips."
+    )
+    speedup = numbers["speedup"]
+    if speedup is None:
+        return f"{text} What skipping them saves was not timed."
+    if numbers["speedup_turns"] > 1 and numbers["speedup_low"] <= 1 <= numbers["speedup_high"]:
+        return f"{text} Whether skipping them saves time here, the timings of this run do not tell."
+    some = numbers["speedup_layers"].endswith("alone")
+    if numbers["speedup_turns"] < 2 or some:
+        rest = "; the other layers were not timed" if some else ""
+        once = "Timed once" if numbers["speedup_turns"] < 2 else "Timed"
+        return f"{text} {once}, in {numbers['speedup_layers']}, that ran {times(speedup)} as fast as dense{rest}."
+    if speedup < 1:
+        return f"{text} Here skipping them does not pay: that part of the model ran {times(speedup)} as fast as dense."
+    rest = f", and a whole pass {pass_in_words(numbers)}" if numbers["pass_speedup"] is not None else ""
+    return f"{text} That made these parts, the feed-forward networks (FFN), {times(speedup)} as fast here{rest}."
+
+
+def pass_in_words(numbers: dict[str, Any]) -> str:
+    """Return how fast a whole pass ran and how sure that is, as the end of a sentence. numbers: `analysis.overview`"""
+    sure, speedup = numbers["pass_low"] == numbers["pass_low"], times(numbers["pass_speedup"])
+    if not sure:
+        return f"{speedup} as fast in {plural(numbers['pass_repeats'], 'timed batch', 'es')}, too few to tell a spread"
+    return f"{speedup} as fast ({times(numbers['pass_low'])} to {times(numbers['pass_high'])})"
