@@ -38,6 +38,8 @@ test: lint
 QUICK = $(addprefix tests/,architecture/test_rooms.py kernels/test_layout.py kernels/test_checks.py kernels/test_modules.py \
 	workbench/run/test_manifest.py workbench/run/test_writer.py workbench/text workbench/test_cli.py analysis/activity \
 	analysis/tokens analysis/speed app/ui/test_formatting.py app/test_pages.py)
+# Nothing there waits, and a further process takes 5 s to collect, so there is one for each of two processors.
+quick: PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(2, os.cpu_count()))')
 quick: lint
 	@$(BIN)/mypy & types=$$!; $(PYTEST) $(QUICK); tests=$$?; wait $$types && exit $$tests
 
