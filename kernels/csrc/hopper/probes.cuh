@@ -2,6 +2,7 @@
 // rows both read only what is written before `down` lets them begin, and use processors as `down` leaves them.
 #pragma once
 
+#include "common/bits.cuh"
 #include "common/probes.cuh"
 #include "hopper/many_rows/plan.cuh"
 
@@ -49,12 +50,7 @@ __device__ __forceinline__ int append_values(uint32_t* found, int waiting, const
                                              uint32_t place, int lane) {
   const uint32_t word[kPiece] = {piece.x, piece.y, piece.z, piece.w};
   const int begin = slot == 0, many = max(0, min(kPiece, last + 1 - slot) - begin);
-  int upto = many;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(~0u, upto, step);
-    if (lane >= step) upto += other;
-  }
+  const int upto = sum_upto(many, lane);
   uint32_t* to = found + waiting + upto - many - begin;
 #pragma unroll
   for (int e = 0; e < kPiece; ++e)

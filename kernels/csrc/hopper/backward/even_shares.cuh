@@ -13,6 +13,7 @@
 // no CTA waits.
 #pragma once
 
+#include "common/bits.cuh"
 #include "hopper/backward/params.h"
 
 namespace twell::hopper {
@@ -50,12 +51,7 @@ class EvenShares {
 #pragma unroll 1
       for (int item0 = 0; item0 < items; item0 += 32) {
         const int mine = item0 + lane < items ? length_of(steps_of(item0 + lane)) : 0;
-        int upto = mine;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-          const int other = __shfl_up_sync(~0u, upto, step);
-          if (lane >= step) upto += other;
-        }
+        const int upto = sum_upto(mine, lane);
         if (item0 + lane < items) m_.before[item0 + lane] = sum + upto - mine;
         sum += __shfl_sync(~0u, upto, 31);
       }

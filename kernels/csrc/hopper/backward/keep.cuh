@@ -72,13 +72,8 @@ struct Keeper {
       const int word = word0 + lane;
       uint32_t left = word < words ? f.masks[static_cast<int64_t>(row) * words + word] : 0;
       if (const int outside = 32 * (word + 1) - f.d_ff; outside > 0) left &= outside < 32 ? ~0u >> outside : 0;
-      int before = __popc(left);
-      const int mine = before;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(~0u, before, step);
-        if (lane >= step) before += other;
-      }
+      const int mine = __popc(left);
+      int before = sum_upto(mine, lane);
       const int many = __shfl_sync(~0u, before, 31);
       before -= mine;
       int slot = before - __shfl_sync(~0u, before, lane / kMaskWords * kMaskWords);  // eight lanes have a tile
@@ -165,12 +160,7 @@ struct Keeping {
         others += cta == rank ? all : 0;
         all += load_remote(counts + panel, cta);
       }
-      int upto = all;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(~0u, upto, step);
-        if (lane >= step) upto += other;
-      }
+      const int upto = sum_upto(all, lane);
       if (panel < f.panels) cursors[panel] = sum + upto - all + others;
       if (panel < f.panels && rank == 0) starts[panel] = sum + upto - all;
       sum += __shfl_sync(~0u, upto, 31);

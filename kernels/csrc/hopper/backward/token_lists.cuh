@@ -8,6 +8,7 @@
 // 4. place_values: where each kept value goes; and zeros where they go.
 #pragma once
 
+#include "common/bits.cuh"
 #include "hopper/backward/params.h"
 #include "hopper/gemm.cuh"
 #include "hopper/tma_launch.cuh"
@@ -105,12 +106,7 @@ __global__ void __launch_bounds__(kListThreads) list_tokens(const Pass b) {
     const int64_t at = static_cast<int64_t>(group) * words + word;
     const uint32_t marks = word < words ? b.marks[at] : 0;
     const int mine = __popc(marks);
-    int upto = mine;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(~0u, upto, step);
-      if (lane >= step) upto += other;
-    }
+    const int upto = sum_upto(mine, lane);
     if (lane == 31) sums[warp] = upto;
     __syncthreads();
     int place = total + upto - mine;

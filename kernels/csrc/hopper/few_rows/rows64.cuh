@@ -13,6 +13,7 @@
 // if these are requested.
 #pragma once
 
+#include "common/bits.cuh"
 #include "hopper/ring.cuh"
 
 namespace twell::hopper {
@@ -62,12 +63,7 @@ __global__ void __launch_bounds__(32) pack_words(const Ffn f) {
   if (!there) *chunk = make_uint4(0, 0, 0, 0);
   const uint4 v = *chunk;
   const uint32_t mask = positive(v), pair[4] = {v.x, v.y, v.z, v.w};
-  int upto = __popc(mask);
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(~0u, upto, step);
-    if (lane >= step) upto += other;
-  }
+  const int upto = sum_upto(__popc(mask), lane);
   const auto write = [&](int slot, uint32_t word) { (slot < kHead ? f.heads + at * kHead : f.tails + at * kTail - kHead)[slot] = word; };
   const int count = __shfl_sync(~0u, upto, 31);
   // whole eights, in which they are read

@@ -35,12 +35,7 @@ __device__ __forceinline__ void scan_union(const Rows64Marks& marks, uint64_t* f
     const uint64_t mask = fired[g] = marks.fired[g];
     mine += __popcll(mask);
   }
-  int at = mine;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(~0u, at, step);
-    if (lane >= step) at += other;
-  }
+  int at = sum_upto(mine, lane);
   if (lane == 31) sums[warp] = at;
   __syncthreads();
   at -= mine;

@@ -27,6 +27,7 @@
 // that CTA 0 has left.
 #pragma once
 
+#include "common/bits.cuh"
 #include "hopper/gemm.cuh"
 
 namespace twell::hopper {
@@ -72,12 +73,7 @@ class Shares {
       for (int block0 = 0; block0 < blocks_; block0 += 32) {
         const int block = block0 + threadIdx.x, size = block < blocks_ ? __ldcg(f.union_sizes + block) : 0;
         const int mine = block < blocks_ ? steps_of(size) + kTaskSteps : 0;
-        int upto = mine;
-#pragma unroll
-        for (int lanes = 1; lanes < 32; lanes *= 2) {
-          const int other = __shfl_up_sync(~0u, upto, lanes);
-          if (threadIdx.x >= lanes) upto += other;
-        }
+        const int upto = sum_upto(mine, threadIdx.x);
         if (block < blocks_) {
           m_.sizes[block] = size, m_.before[block] = sum + upto - mine;
           least = min(least, mine), most = max(most, mine);

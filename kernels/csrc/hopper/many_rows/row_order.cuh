@@ -9,6 +9,7 @@
 // Each CTA of the plan determines its block's rows by itself, from the sums that the gate has made.
 #pragma once
 
+#include "common/bits.cuh"
 #include "hopper/gemm.cuh"
 #include "hopper/many_rows/dense_tiles.cuh"
 
@@ -62,12 +63,7 @@ __device__ __forceinline__ void find_bounds(Window& w, uint32_t greatest, int wa
       uint32_t many[kEach], sum = 0;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) sum += many[i] = w.digits[warp][lane * kEach + i];
-      uint32_t upto = sum;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const uint32_t other = __shfl_up_sync(~0u, upto, step);
-        if (lane >= step) upto += other;
-      }
+      const uint32_t upto = sum_upto(sum, lane);
       const uint32_t rank = w.ranks[warp], bound = w.bounds[warp];
       uint32_t before = upto - sum;
       __syncwarp();

@@ -2,6 +2,7 @@
 // kOut outputs; its CTAs divide the union, and their sums are added in one order.
 #pragma once
 
+#include "common/bits.cuh"
 #include "hopper/mid_rows/down_load.cuh"
 
 namespace twell::hopper {
@@ -23,12 +24,7 @@ __device__ __forceinline__ int list_share(const TiledMarks& marks, const Ffn& f,
   meanwhile();
   int mine = __popc(first);
   for (int g = from + 1; g < to; ++g) mine += __popc(marks.fired[g]);
-  int at = mine;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(~0u, at, step);
-    if (lane >= step) at += other;
-  }
+  int at = sum_upto(mine, lane);
   if (lane == 31) sums[warp] = at;
   __syncthreads();
   at -= mine;

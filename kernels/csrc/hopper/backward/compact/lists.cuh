@@ -1,6 +1,7 @@
 // What the lists of a compact pass are besides those of any other: where panels and chunks begin, and whether they fit.
 #pragma once
 
+#include "common/bits.cuh"
 #include "hopper/backward/compact/params.h"
 #include "hopper/backward/token_lists.cuh"
 
@@ -34,12 +35,7 @@ __device__ __forceinline__ void count_chunks(const CompactBackward& b, int* star
   int sum = 0;
   for (int group0 = 0; group0 < b.panels; group0 += 32) {
     const int group = group0 + lane, mine = group < b.panels ? chunks_of(b.token_counts[group]) : 0;
-    int upto = mine;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(~0u, upto, step);
-      if (lane >= step) upto += other;
-    }
+    const int upto = sum_upto(mine, lane);
     if (group < b.panels) starts[group] = sum + upto - mine;
     sum += __shfl_sync(~0u, upto, 31);
   }
