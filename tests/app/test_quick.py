@@ -36,8 +36,9 @@ class Line:
             route, message = self.held.pop(0)
             route.send(message)
 
-    def choose(self) -> None:
-        """Choose what was written, and give the server time to answer."""
+    def choose(self, role: str, name: str, text: str) -> None:
+        """Write a text into a field and choose it, and give the server time to answer."""
+        self.page.get_by_role(role, name=name).fill(text)
         self.page.keyboard.press("Enter")
         self.page.wait_for_timeout(500)
 
@@ -51,8 +52,7 @@ def test_a_neuron_and_the_next_sequence(watched: Any) -> None:
     page, line = watched.page, Line(watched.page)
     watched.open("/text?run=made&position=3", ".tw-passage")
     with line.slow():
-        page.get_by_role("textbox", name="or by one neuron").fill("L1/N5")
-        line.choose()
+        line.choose("textbox", "or by one neuron", "L1/N5")
         page.get_by_test_id("stNumberInputStepUp").click()
     line.wait("body", "Sequence 1")
     line.wait(".tw-scale", "L1/N5")
@@ -69,8 +69,7 @@ def test_a_search_and_a_look_at_the_data(watched: Any) -> None:
     page, line = watched.page, Line(watched.page)
     watched.open("/tokens?run=made&view=tokens", ".js-plotly-plot")
     with line.slow():
-        page.get_by_role("textbox", name="Search").fill("right")
-        line.choose()
+        line.choose("textbox", "Search", "right")
         page.locator(".st-key-every-token-data button").click()
     page.wait_for_selector('[data-testid="stPopoverBody"] [data-testid="stDataFrame"]')
     watched.settle()
@@ -83,8 +82,7 @@ def test_another_run_and_its_sequence(watched: Any) -> None:
     page, line = watched.page, Line(watched.page)
     watched.open("/text?run=made", ".tw-passage")
     with line.slow():
-        page.get_by_role("combobox", name="Run").fill("oracle")
-        line.choose()
+        line.choose("combobox", "Run", "oracle")
         page.get_by_test_id("stNumberInputStepUp").click()
     line.wait("body", "Sequence 1")
     watched.settle()

@@ -35,6 +35,7 @@ inline int __shfl_sync(unsigned, int value, int from) {
   __syncthreads();
   return got;
 }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __shfl_up_sync(unsigned all, int value, int by) {
   return __shfl_sync(all, value, max(int(threadIdx.x) - by, 0));
 }
