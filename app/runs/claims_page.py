@@ -20,7 +20,6 @@ from twell.app.ui.query import fetch, query, query_with_others
 from twell.app.ui.run_cache import shown
 from twell.app.ui.run_catalog import find_runs
 from twell.app.ui.url_state import current_run
-from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 KINDS = {HOLDS: "yes", IN_PART: "part", UNTOLD: "open"}  # any other verdict: no
@@ -143,10 +142,9 @@ def measured_on(attrs: dict[str, Any]) -> str:
 def draw_studies(run: Run) -> None:
     """Draw what sparsity costs and gains in the small trainings that ship; nothing where the package has none."""
     result = query(run, STUDIES)
-    try:
-        table = result.frame
-    except Missing:
+    if not result.known:
         return
+    table = result.frame
     sweep = result.then(sweep_and_own)
     trained = table[~table["this_run"]]
     swept = sweep.frame[~sweep.frame["this_run"]]

@@ -8,7 +8,6 @@ from twell.analysis.memo import built_once
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural, whole
 from twell.app.ui.query import query
-from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 HOW_TO_TIME_MORE = (
@@ -21,11 +20,10 @@ def draw_compressions(run: Run) -> None:
 
     If only one compression was timed, say how to time more; if none was, draw nothing.
     """
-    try:
-        result = query(run, analysis.tile_settings).then(fastest_kernels)
-        frame = result.frame
-    except Missing:
+    result = query(run, analysis.tile_settings).then(fastest_kernels)
+    if not result.known:
         return
+    frame = result.frame
     title = "Fastest safe compression"
     if frame["compression"].nunique() == 1:
         safe = ", ".join(f"L{layer}" for layer in frame.loc[frame["safe"], "layer"])

@@ -125,11 +125,10 @@ def faster_beyond(run: Run, nnz: float) -> bool:
 
 def draw_pass_time(run: Run) -> None:
     """Draw the time of a forward pass split by component; nothing if whole passes were not timed."""
-    try:
-        result = query(run, analysis.model_time)
-        frame = result.frame
-    except Missing:
+    result = query(run, analysis.model_time)
+    if not result.known:
         return
+    frame = result.frame
     rest = frame.set_index("part").loc["rest", ["dense_us", "sparse_us"]]
     warning = "" if (rest >= 0).all() else " Timed separately, the components add up to more than the whole pass."
     widgets.heading(
@@ -143,13 +142,9 @@ def draw_pass_time(run: Run) -> None:
 
 def draw_tile_audit(run: Run) -> None:
     """Draw the share of tokens that overflow a tile, at every compression; nothing if overflows were not counted."""
-    try:
-        tile = run.manifest.layout["tile"]
-        result = query(run, analysis.tile_audit).then(of_tile, tile)
-        frame = result.frame
-    except Missing:
-        return
-    if frame.empty:
+    tile = run.manifest.layout["tile"]
+    result = query(run, analysis.tile_audit).then(of_tile, tile)
+    if not result.known or result.frame.empty:
         return
     widgets.heading(
         "Tile audit",
@@ -160,7 +155,7 @@ def draw_tile_audit(run: Run) -> None:
         result,
     )
     widgets.draw(
-        built_once(audit_map, frame), "audit", "Share of tokens that overflow a tile, by layer and compression"
+        built_once(audit_map, result.frame), "audit", "Share of tokens that overflow a tile, by layer and compression"
     )
 
 

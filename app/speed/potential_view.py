@@ -28,13 +28,10 @@ def say_where_to_gain(run: Run) -> None:
 
 def draw_potential(run: Run) -> None:
     """Draw the bar of each layer; nothing where the run cannot tell."""
-    try:
-        result = query(run, analysis.layer_potential)
-        table = result.frame
-    except Missing:
+    result = query(run, analysis.layer_potential)
+    if not result.known or not result.frame.attrs["comparable"]:
         return
-    if not table.attrs["comparable"]:
-        return
+    table = result.frame
     rows, whole = sizes(run)["ffn_sparse"], table.attrs["sparse_ms"]
     unchanged = whole - float(table["left_ms"].sum())
     lower = "Grey: what it saves over dense" + ("; red: lost to dense." if (table["saved_ms"] < 0).any() else ".")

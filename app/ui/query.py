@@ -22,7 +22,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.app.ui.run_cache import digest
-from twell.workbench.errors import UserError
+from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
 Function = Callable[..., Any]  # takes a run (or several, as a list) first
@@ -130,6 +130,14 @@ class QueryResult:
         else:
             frame = fetch(self.run, self.query)
         return frame.reset_index(drop=True)
+
+    @property
+    def known(self) -> bool:
+        """Whether the run has what the table is made of."""
+        try:
+            return self.frame is not None
+        except Missing:
+            return False
 
     @property
     def code(self) -> str:
