@@ -57,7 +57,7 @@ def ranked_by(frame: pd.DataFrame, rank: str) -> pd.DataFrame:
 
 def as_ranked(words: pd.DataFrame) -> pd.DataFrame:
     """Return both ends of `analysis.by_word` as `ranking` draws them: words lead to no page."""
-    half = t_half(words["effective"].to_numpy() - 1) * words["z_se"]
+    half = t_half(words["degrees"].to_numpy()) * words["z_se"]
     return words.rename(columns={"word": "text"}).assign(token_id=-1, half=half)
 
 

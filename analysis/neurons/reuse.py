@@ -20,6 +20,7 @@ from scipy.sparse import csr_matrix
 
 from twell.analysis.neurons.coactivation import fired_csr
 from twell.analysis.statistics import effective, jackknife_error, t_half
+from twell.analysis.summaries.derived import drawn_interval
 from twell.analysis.summaries.documents import REPLICATES, read_documents
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -131,8 +132,9 @@ def _keys(places: pd.DataFrame) -> NDArray:
 def _share(shared: NDArray, total: NDArray, unit: NDArray, other: NDArray) -> dict[str, float]:
     """Return Σ shared / Σ total of pairs of tokens with its 95 % interval; unit, other: the replicates of a pair's two.
 
-    A replicate is left out with all pairs that have a token of it. So pairs of two replicates count with both, and
-    their own variance is taken off once, as of dyads (Aronow, Samii and Assenova, 2015).
+    Of pairs within sequences it is `derived.drawn_interval`. A replicate is left out with all pairs that have a token
+    of it. So pairs of two replicates count with both, and their own variance is taken off once, as of dyads (Aronow,
+    Samii and Assenova, 2015).
     """
     apart = unit != other
     n, y, size = (
@@ -141,13 +143,17 @@ def _share(shared: NDArray, total: NDArray, unit: NDArray, other: NDArray) -> di
     )
     used = size > 0
     n, y, size, whole, part = n[used], y[used], size[used], total.sum(), shared.sum()
+    degrees = float(effective(size.sum(), (size**2).sum())) - 1
     with np.errstate(divide="ignore", invalid="ignore"):
-        estimate = float(part / whole)
-        variance = float(jackknife_error(estimate, (part - y) / (whole - n)) ** 2)
+        estimate, without = float(part / whole), (part - y) / (whole - n)
+        if not apart.any():
+            low, high = drawn_interval(np.array([estimate]), without[:, None], degrees)
+            return {"shared": estimate, "low": float(low[0]), "high": float(high[0])}
+        variance = float(jackknife_error(estimate, without) ** 2)
         dyad = (np.minimum(unit, other) * REPLICATES + np.maximum(unit, other))[apart]
         twice = float((np.bincount(dyad, (shared - estimate * total)[apart]) ** 2).sum() / whole**2)
     error = np.sqrt(np.maximum(variance - twice, twice))
-    half = float(t_half(effective(size.sum(), (size**2).sum()) - 1)) * error
+    half = float(t_half(degrees)) * error
     return {"shared": estimate, "low": estimate - half, "high": estimate + half}
 
 

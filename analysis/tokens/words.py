@@ -8,12 +8,16 @@ summary `words`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from twell.analysis.statistics import centred_error, effective
+from twell.analysis.statistics import centred_error, effective, pooled_variance
 from twell.analysis.summaries.read import open_summaries
-from twell.analysis.tokens.by_token import token_totals
+from twell.analysis.tokens.by_token import PRIOR_DOCUMENTS, token_totals
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
@@ -22,15 +26,17 @@ from twell.workbench.run.store import Run
 def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
     """Return the words that occur at least `min_count` times, loudest (greatest z) first. Columns:
 
-    word; count; sequences, documents (it occurs in); effective (documents, see by_token: the degrees of freedom of an
-    interval are one less); pieces (tokens a word, mean); z, z_se (mean over its pieces of the token's z, see by_token;
-    clustered by document, empty for one); mean (nnz a piece and layer). Missing where no word
-    occurs that often, and where a run has so many words that its summary keeps none that occurs so seldom.
+    word; count; sequences, documents (it occurs in); effective (documents, see by_token); degrees (of freedom of an
+    interval); pieces (tokens a word, mean); z, z_se (mean over its pieces of the token's z, see by_token; clustered by
+    document, drawn towards those of words like it as tokens are, empty for one document); mean (nnz a piece and layer).
+    Missing where no word occurs that often, and where a run has so many words that its summary keeps none that occurs
+    so seldom.
     """
     summaries = open_summaries(run, scored=True)
     rows = summaries.arrow("words", [column.name for column in SUMMARIES.tables["words"].columns])
+    error, degrees = _errors(rows, token_totals(summaries, False))
     frequent = rows["occurrences"].to_numpy() >= min_count
-    rows = rows.filter(pa.array(frequent))
+    rows, error, degrees = rows.filter(pa.array(frequent)), error[frequent], degrees[frequent]
     total, fewest = summaries.words_kept()
     if min_count < fewest:
         raise Missing(
@@ -45,10 +51,6 @@ def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
         )
     sums = {name: rows[name].to_numpy() for name in rows.schema.names if name != "word"}
     n = sums["occurrences"]
-    tokens = token_totals(summaries, False)
-    all_square, all_tokens = (tokens[name][:1].sum() for name in ("z_all_square", "all_tokens"))
-    squares = [n, *(sums[name] for name in ("occurrences_square", "z_sum", "z_square", "z_cross"))]
-    beside = sums["z_beside"], sums["z_tokens_beside"]
     frame = pd.DataFrame(
         {
             "word": [word.decode("utf-8", errors="replace") for word in rows["word"].to_pylist()],
@@ -56,9 +58,10 @@ def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
             "sequences": sums["sequences"],
             "documents": sums["clusters"],
             "effective": effective(n, sums["occurrences_square"]),
+            "degrees": degrees,
             "pieces": sums["pieces"] / n,
             "z": sums["z_sum"] / n,
-            "z_se": centred_error(squares, *beside, all_square, all_tokens),
+            "z_se": error,
             "mean": sums["nnz_sum"] / n / run.layers,
         }
     )
@@ -68,3 +71,16 @@ def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
         "note": f"left out: {total - len(frame):,} of {total:,} words, which occur under {min_count} times",
     }
     return frame
+
+
+def _errors(rows: pa.Table, tokens: Mapping[str, NDArray]) -> tuple[NDArray, NDArray]:
+    """Return the standard error of each word's z and its degrees of freedom, NaN for words of one document.
+
+    rows: of the summary `words`; tokens: columns of `token_totals`
+    """
+    names = ("occurrences", "occurrences_square", "z_sum", "z_square", "z_cross", "z_beside", "z_tokens_beside")
+    n, n2, z, z2, nz, beside, n_beside = (rows[name].to_numpy().astype(float) for name in names)
+    all_square, all_tokens = (tokens[name][:1].sum() for name in ("z_all_square", "all_tokens"))
+    own, clusters = centred_error([n, n2, z, z2, nz], beside, n_beside, all_square, all_tokens), effective(n, n2)
+    variance, degrees = pooled_variance(own**2, n, clusters, z / n, PRIOR_DOCUMENTS)
+    return np.where(clusters > 1, np.sqrt(variance), np.nan), np.where(clusters > 1, degrees, np.nan)

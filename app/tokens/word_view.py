@@ -32,7 +32,7 @@ def draw_word(run: Run, word: str) -> None:
     row = titled_row(frame, "word", word[:LONGEST], "word")
     if row is None:
         return
-    half = t_half(row["effective"] - 1) * row["z_se"]
+    half = t_half(row["degrees"]) * row["z_se"]
     error = "" if pd.isna(half) else f" ± {half:.2f}"
     widgets.numbers(
         (

@@ -54,8 +54,16 @@ def pooled(table: pd.DataFrame, prior: float) -> pd.DataFrame:
 def correlation_interval(
     groups: pd.Series, statistic: Callable[[pd.DataFrame], float], rows: pd.DataFrame
 ) -> tuple[float, float]:
-    """Return the ends of a correlation's interval: t of what the jackknife's pseudo-values are in groups that are drawn
-    anew, one draw after another; Student's for under eight groups. statistic: atanh of the correlation of rows."""
+    """Return the ends of a correlation's interval. statistic: atanh of the correlation of rows."""
+    low, high = np.tanh(drawn_interval(groups, statistic, rows))
+    return float(low), float(high)
+
+
+def drawn_interval(
+    groups: pd.Series, statistic: Callable[[pd.DataFrame], float], rows: pd.DataFrame
+) -> tuple[float, float]:
+    """Return the ends of an interval: t of what the jackknife's pseudo-values are in groups that are drawn anew, one
+    draw after another; Student's for under eight groups. statistic: of rows."""
     whole, labels = statistic(rows), sorted(set(groups))
     without, r = np.array([statistic(rows[groups != label]) for label in labels]), len(labels)
     error, half = np.sqrt((r - 1) / r * np.sum((without - whole) ** 2)), stats.t.ppf(0.975, effective(groups) - 1)
@@ -65,8 +73,9 @@ def correlation_interval(
         for draw in np.random.default_rng(0).multinomial(r, np.full(r, 1 / r), 1999):
             values = np.repeat(pseudo, draw)
             drawn.append((values.mean() - pseudo.mean()) / (values.std(ddof=1) / np.sqrt(r)))
-        upper, lower = np.quantile(drawn, [stats.norm.cdf(half), stats.norm.cdf(-half)])
-    return float(np.tanh(whole - upper * error)), float(np.tanh(whole - lower * error))
+        tail = stats.norm.sf(stats.t.ppf(0.975, 2 * (effective(groups) - 1)))
+        upper, lower = np.quantile(drawn, [1 - tail, tail])
+    return float(whole - upper * error), float(whole - lower * error)
 
 
 def kept(nnz: pd.Series, class_of: Callable[[float], float], loss: pd.Series) -> float:

@@ -135,8 +135,12 @@ def of_tokens(run: Run) -> dict[str, Any]:
         stated[name] = tuple(end.set_axis(tokens["token_id"]) for end in ends)
     for name, token in (("loud token", LOUD), ("quiet token", LOUD + 1)):
         stated[name] = tuple(end[token] for end in stated["token z"])
-    for name, row in (("token in a layer", profile), ("word", words.loc["formaldehyde"])):
-        half = stats.t.ppf(0.975, row["effective"] - 1) * row["z_se"]
+    word = words.loc["formaldehyde"]
+    for name, row, degrees in (
+        ("token in a layer", profile, profile["effective"] - 1),
+        ("word", word, word["degrees"]),
+    ):
+        half = stats.t.ppf(0.975, degrees) * row["z_se"]
         stated[name] = (row["z"] - half, row["z"] + half)
     return stated
 

@@ -31,7 +31,7 @@ def test_rankings_of_tokens(run: Run, rank: str) -> None:
 def test_rankings_of_words(run: Run) -> None:
     ends = both_ends(by_word(run, min_count=RARE), 8)
     drawn = np.concatenate([trace.error_x.array for trace in ranking(as_ranked(ends)).data])
-    np.testing.assert_allclose(drawn, reach(ends["effective"] - 1, ends["z_se"]), rtol=1e-9)
+    np.testing.assert_allclose(drawn, reach(ends["degrees"], ends["z_se"]), rtol=1e-9)
 
 
 def test_profile(run: Run) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support.clusters import drawn_interval
 
 from twell.analysis import firing_clusters, reuse, reuse_cache
 from twell.analysis.neurons import reuse as module
@@ -27,8 +28,13 @@ def sets(run: Run) -> dict[tuple[int, int], set[int]]:
 def test_shared_with_an_earlier_token(run: Run, sets: dict[tuple[int, int], set[int]]) -> None:
     table = reuse(run, lags=(4, 12))
     for row in table[(table["layer"] == table["layer"].min()) & (table["lag"] > 0)].itertuples():
-        pairs = [(sets[s, p - row.lag], each) for (s, p), each in sets.items() if (s, p - row.lag) in sets]
+        there = [(s, p) for s, p in sets if (s, p - row.lag) in sets]
+        pairs = [(sets[s, p - row.lag], sets[s, p]) for s, p in there]
         assert row.pairs == len(pairs)
+        counts = pd.DataFrame([(len(a & b), len(b)) for a, b in pairs], columns=["shared", "all"])
+        documents = pd.Series([s // 2 % 20 for s, _ in there])
+        ends = drawn_interval(documents, lambda rows: rows["shared"].sum() / rows["all"].sum(), counts)
+        assert (row.low, row.high) == pytest.approx(ends, rel=1e-9)
         assert row.shared == pytest.approx(sum(len(a & b) for a, b in pairs) / sum(len(b) for _, b in pairs))
     assert {0, 4, 12} == set(table["lag"])
     other = table[table["lag"] == 0]
