@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from twell.analysis.activity.layers import counted
-from twell.analysis.statistics import effective, fisher_interval, jackknife_error
+from twell.analysis.statistics import effective
+from twell.analysis.summaries.derived import correlation_interval
 from twell.analysis.summaries.documents import REPLICATES, read_documents
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
@@ -41,12 +42,10 @@ def across_layers(run: Run) -> pd.DataFrame:
     size = products[:, -1, -1]
     kept = products[size > 0]
     whole, without = _correlation(kept.sum(axis=0)), np.array([_correlation(kept.sum(axis=0) - each) for each in kept])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        error = jackknife_error(np.arctanh(whole), np.arctanh(without))
-    low, high = fisher_interval(whole, error, effective(size.sum(), (size**2).sum()) - 1)
     layer, other = np.triu_indices(run.layers, 1)
-    columns = {"layer": layer, "other": other, "apart": other - layer}
-    columns |= {name: each[layer, other] for name, each in (("spearman", whole), ("low", low), ("high", high))}
+    spearman, degrees = whole[layer, other], float(effective(size.sum(), (size**2).sum())) - 1
+    low, high = correlation_interval(spearman, without[:, layer, other], degrees)
+    columns = {"layer": layer, "other": other, "apart": other - layer, "spearman": spearman, "low": low, "high": high}
     frame = pd.DataFrame({**columns, "tokens": int(size.sum())})
     frame.attrs = {"definition": run.manifest.nnz_definition, "note": "over unflagged tokens; 95 % by documents"}
     return frame

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support.clusters import correlation_interval
 
 from twell.analysis import across_layers, by_token, token_covariates, token_identity
 from twell.workbench.errors import Missing
@@ -70,6 +71,10 @@ def test_across_layers(run: Run, rows: pd.DataFrame, made: ModuleType, tmp_path:
     assert list(zip(table["layer"], table["other"], strict=True)) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     for row in table.itertuples():
         assert row.spearman == pytest.approx(stats.spearmanr(plain[row.layer], plain[row.other]).statistic, rel=1e-9)
-        assert row.low < row.spearman < row.high
+        ranks = plain[["document"]].assign(a=stats.rankdata(plain[row.layer]), b=stats.rankdata(plain[row.other]))
+        ends = correlation_interval(
+            plain["document"] % 20, lambda left: float(np.arctanh(left["a"].corr(left["b"]))), ranks
+        )
+        assert (row.low, row.high) == pytest.approx(ends, rel=1e-6)
     with pytest.raises(Missing, match="one layer"):
         across_layers(made.make(tmp_path / "one", layers=1, sequences=4, parts=1))
