@@ -25,6 +25,7 @@ from twell.workbench.run.part_files import open_part
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
 
+ROUNDING = 1e-12  # sd: the least error, so that nothing is told from what is left of rounding where runs are the same
 MOST_TOKENS = 2**23  # of a run whose rows are read for a question: three seconds on two cores
 
 
@@ -62,7 +63,8 @@ def paired_errors(first: Run, run: Run) -> pd.DataFrame:
     variance, total, k, mean = (each[token_id] for each in (variance, total, k, np.mean(means, axis=0)))
     pooled, degrees = pooled_variance(variance, total, k, mean, PRIOR_DOCUMENTS)
     told = k > 1
-    errors = {"error": np.where(told, np.sqrt(pooled), np.nan), "degrees": np.where(told, degrees, np.nan)}
+    error = np.maximum(np.sqrt(pooled), ROUNDING)
+    errors = {"error": np.where(told, error, np.nan), "degrees": np.where(told, degrees, np.nan)}
     return pd.DataFrame(errors, index=pd.Index(token_id, name="token_id"))
 
 
