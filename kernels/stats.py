@@ -1,4 +1,4 @@
-"""What a call of the FFN op counted: per row, per tile and per neuron.
+"""Counts of a call of the FFN op: per row, per tile and per neuron.
 
 Everything here is an integer or an extreme, so sums add up to the same bits in any order. Each count is declared once,
 in the dataclass that holds it: a field of `Stats` with how the results of several calls become one, and a field of
@@ -117,7 +117,7 @@ PER_ROW, SUMS, PACKED = {"joined": "rows"}, {"joined": "sums"}, {"joined": "pack
 
 @dataclass
 class Stats:
-    """What a call counted, on the device of its input. n: its rows.
+    """The counts of a call, on the device of its input. n: its rows.
 
     nnz:      int32 [n], neurons that fired, whatever `rows` says; 0 in a row that is not finite; int32 [0] with
               probes="none"

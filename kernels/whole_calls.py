@@ -31,7 +31,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """What the two ops are told beside tensors.
+    """The arguments of the two ops beside tensors.
 
     values: how many are kept; forward_*, offsets, repeat and nbytes: of the workspaces, see `hopper_backward`
     """

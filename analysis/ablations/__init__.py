@@ -1,1 +1,1 @@
-"""What the loss says when something is taken away from a model."""
+"""The change of the loss when something is taken away from a model."""

@@ -1,4 +1,4 @@
-"""What each condition of `twell ablate` does to the loss, beside the untouched model on the same tokens.
+"""The change of the loss under each condition of `twell ablate`, beside the untouched model on the same tokens.
 
     effects(run)     a row a condition: loss, its change with an interval, what is left of the firings
 

@@ -1,4 +1,4 @@
-"""What all figures share: a frame of `twell.analysis` in, a figure out.
+"""The style that all figures share: a frame of `twell.analysis` in, a figure out.
 
 No figure draws more than a few thousand marks, whatever the run's size: the frames are summaries. Titles, units and n
 stand in the page above each figure; inside it stand axis names, direct labels and nothing else.

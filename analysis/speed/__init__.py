@@ -1,1 +1,1 @@
-"""What sparsity is worth in time: speedups, contributions, tiles, unions, compression."""
+"""The worth of sparsity in time: speedups, contributions, tiles, unions, compression."""

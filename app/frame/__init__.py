@@ -1,1 +1,1 @@
-"""What stands around every page: the bar with its links, the search and the run chooser."""
+"""The frame around every page: the bar with its links, the search and the run chooser."""

@@ -41,7 +41,7 @@ ENVIRONMENT = {
 
 @dataclass
 class Reading:
-    """What the worker reads, or has read.
+    """A text that the worker reads, or has read.
 
     Attributes:
         key: its name in the address.

@@ -1,4 +1,4 @@
-"""What is chosen on the Text page: the filters above the passage, and the choice that they make."""
+"""The choices on the Text page: the filters above the passage, and the choice that they make."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ THIS_RUN = "this run"
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user has chosen to see.
+    """The passage and shade that the user has chosen.
 
     Attributes:
         shown: the run whose passage is drawn: the page's, or that of the user's own text.

@@ -1,4 +1,4 @@
-"""What if a neuron were zero: the loss on the passage in view, read by the model with the neuron and without it."""
+"""A neuron set to zero: the loss on the passage in view, read by the model with the neuron and without it."""
 
 from __future__ import annotations
 

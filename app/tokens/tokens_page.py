@@ -70,7 +70,7 @@ CUT = "An interval that goes far beyond all dots is cut."
 
 @dataclass(frozen=True)
 class Filters:
-    """What the filters are set to.
+    """The settings of the filters.
 
     Attributes:
         view: a key of VIEWS.

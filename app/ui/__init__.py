@@ -1,1 +1,1 @@
-"""What all pages share: address, run chooser, queries, headings, formatting, figures' style."""
+"""Parts that all pages share: address, run chooser, queries, headings, formatting, figures' style."""

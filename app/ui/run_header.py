@@ -1,4 +1,4 @@
-"""What stands above every page about its run: the facts, the definition of nnz, and the state of an unfinished run."""
+"""The header of every page about its run: the facts, the definition of nnz, and the state of an unfinished run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pages are made of: headings with data and code, figures, notes, rows of numbers, links, and error messages."""
+"""The parts of pages: headings with data and code, figures, notes, rows of numbers, links, and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels on NVIDIA GPUs share on the host: workspaces, results to write to, passes over rows, the counts.
+"""The host side that kernels on NVIDIA GPUs share: workspaces, results to write to, passes over rows, the counts.
 
 A call outside a CUDA graph may take the host longer than the GPU. So a workspace is one allocation, whose regions
 become tensors only where they are read in Python, and counts that are not required are neither allocated nor passed on.

@@ -51,8 +51,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a further firing of a layer needs to be kept. value: float32 [d_ff], the least value; draw: int32 [d_ff,
-    BANDS], the greatest draw; -1 where none can be kept."""
+    """The bounds within which a further firing of a layer is kept.
+
+    value: float32 [d_ff], the least value; draw: int32 [d_ff, BANDS], the greatest draw; -1 where none can be kept
+    """
 
     value: Tensor
     draw: Tensor
@@ -66,7 +68,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is selected of a layer's firings in a batch, and how many there are.
+    """The firings of a layer that are selected from a batch, and how many there are.
 
     keys: int64 [2, d_ff, k], of `top` and of `sample`, 0 where there is none; see `row_of_top` and those after it
     windows: [2, d_ff, k, WINDOW], the neuron's values from REACH tokens before to REACH after, 0 where it did not fire

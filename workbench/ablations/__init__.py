@@ -1,1 +1,1 @@
-"""What the loss says when something is taken away: conditions, forward passes, and the tables of a study."""
+"""The change of the loss when something is taken away: conditions, forward passes, and the tables of a study."""

@@ -72,4 +72,4 @@ def append(folder: Path, table: str, columns: Mapping[str, Any], **updates: Any)
 
 
 class _Owner:
-    """What the lock belongs to."""
+    """The owner of the lock on a run."""

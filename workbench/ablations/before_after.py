@@ -27,7 +27,7 @@ Interval = Callable[[NDArray, NDArray], tuple[float, float, float]]
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a pruning did. Pairs are before and after.
+    """The outcome of a pruning. Pairs are before and after.
 
     widths: of the layers' FFNs; kept: neurons that are needed, by layer; bytes: of the weights in memory; loss: nats a
     token of the run's text; seconds: of a pass over it; error: greatest difference of logits over the greatest logit;

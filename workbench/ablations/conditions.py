@@ -150,7 +150,7 @@ def named_neurons(given: str, layers: int) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What conditions are planned by.
+    """The numbers that conditions are planned by.
 
     fires: int64 [layers, d_ff], firings of each neuron in the run, None where it counted none; quantiles: the values
     |hidden| in each layer that are not 0, ascending, evenly spaced [layers, n]; threshold: firing is |hidden| > it

@@ -40,7 +40,7 @@ RESUMED_BY = ("conditions", "text", "tokens", "batch_tokens", "seed", "dtype", "
 
 @dataclass(frozen=True)
 class Study:
-    """What is measured: conditions on sequences. text: names of the sources; tokens: in all sequences"""
+    """A measurement: conditions on sequences. text: names of the sources; tokens: in all sequences"""
 
     conditions: Sequence[Condition]
     sequences: Sequence[TokenSequence]

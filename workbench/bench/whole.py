@@ -116,7 +116,7 @@ def _whole_sequences(loaded: LoadedModel, text: tuple[str, ...], length: int, mo
 
 @dataclass
 class Timed:
-    """What was measured of a case, by operation.
+    """The measurements of a case, by operation.
 
     times: microseconds, turn by turn; tokens: of one run; watts: mean power; graphs: the operations that were replayed
     from a CUDA graph

@@ -26,7 +26,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # AdamW's state of a parameter
 
 @dataclass
 class TrainingState:
-    """What a step changes: the model, the optimizer, and how far the run is."""
+    """The state that a step changes: the model, the optimizer, and how far the run is."""
 
     model: Model
     optimizer: torch.optim.AdamW

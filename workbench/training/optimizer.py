@@ -1,4 +1,4 @@
-"""What changes the weights: AdamW, its rates over the steps, and dead neurons that start anew.
+"""The parts that change the weights: AdamW, its rates over the steps, and dead neurons that start anew.
 
 Rates are common practice: a linear rise, then constant and a linear fall to zero, or a cosine.
 

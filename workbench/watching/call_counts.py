@@ -21,7 +21,7 @@ IGNORED = -100  # a target that no loss is taken of
 
 
 class Keeps(Protocol):
-    """What is kept of calls.
+    """The layers of which calls keep more than counts.
 
     fired, hidden_layers: layers whose firings, and whose hidden values, are kept; hidden: by layer, of the last call
     """

@@ -24,7 +24,7 @@ CACHES = ("past_key_values", "past_key_value", "cache_params", "past")  # argume
 
 @dataclass
 class CallInputs:
-    """What a model is called with, as far as it tells of tokens.
+    """The arguments of a model's call that tell of tokens.
 
     ids: [sequences, columns], None where vectors are given; shape: sequences and columns, None where nothing tells
     mask, position_ids: as they were given; cache: the object that holds keys and values, or None

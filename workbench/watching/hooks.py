@@ -25,7 +25,7 @@ MOVES = ("reorder_cache", "batch_repeat_interleave", "batch_select_indices", "cr
 
 
 class Listener(Protocol):
-    """What hears the calls of a model."""
+    """An object that is told of each call of a model."""
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None: ...
 

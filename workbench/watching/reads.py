@@ -79,8 +79,10 @@ class Read:
 
 @dataclass
 class Ahead:
-    """What a call predicts of the next one. numbers: int32 [rows], of its sequences, -1 where its last column is
-    padding; logits: [rows, vocabulary], at the last column; read: the call's rows, None: not kept; columns: it had
+    """A call's predictions of the first tokens of the next one.
+
+    numbers: int32 [rows], of its sequences, -1 where its last column is padding; logits: [rows, vocabulary], at the
+    last column; read: the call's rows, None: not kept; columns: how many it had
     """
 
     numbers: np.ndarray

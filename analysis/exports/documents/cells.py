@@ -27,7 +27,7 @@ PLOTLY, PNG, SVG = "application/vnd.plotly.v1+json", "image/png", "image/svg+xml
 
 @dataclass
 class Shown:
-    """What a cell showed, in order: printed strings, and values; the last is that of its last line if `ends`."""
+    """The output of a cell, in order: printed strings, and values; the last is that of its last line if `ends`."""
 
     values: list[Any] = field(default_factory=list)
     ends: bool = False
