@@ -187,6 +187,43 @@ def grouped(key: NDArray, values: NDArray, size: int, weight: NDArray | None = N
     return pick @ values
 
 
+class KeySums:
+    """Sums of nnz, or of its square, by a key: `sums` [key, layer], the sum over layers in the last column.
+
+    key: of each row, below `size`; counted: the rows that are added up; square: whether squares are.
+    """
+
+    def __init__(self, rows: Rows, key: NDArray, size: int, counted: NDArray, square: bool = False) -> None:
+        self.key, self.counted, self.square = key, counted, square
+        self.sums = np.zeros((size, rows.counts.shape[1] + 1), np.int64)
+
+    def add(self, block: slice, values: NDArray) -> None:
+        """Add the values [row, layer] of a block of rows."""
+        key = self.key[block]
+        low, high = int(key.min()), int(key.max()) + 1  # a block of long sequences has few of all positions
+        self.sums[low:high] += grouped(key - low, values, high - low, self.counted[block])
+
+    def tokens(self) -> NDArray:
+        """Return how many rows were added up for each key."""
+        return np.bincount(self.key[self.counted], minlength=len(self.sums))
+
+
+def add_rows(rows: Rows, sums: Sequence[KeySums]) -> NDArray:
+    """Add all rows to each of the sums; return the sum over layers of each row."""
+    over_layers = np.empty(len(rows), np.int64)
+    for block, values in rows.blocks(np.int64, extra=1):
+        np.einsum("ij->i", values[:, :-1], out=over_layers[block])
+        values[:, -1] = over_layers[block]
+        for each in sums:
+            if not each.square:
+                each.add(block, values)
+        np.multiply(values, values, out=values)
+        for each in sums:
+            if each.square:
+                each.add(block, values)
+    return over_layers
+
+
 def groups(item: NDArray, cluster: NDArray) -> tuple[NDArray, NDArray]:
     """Sort rows by item, within an item by cluster, and within that in the order of the text.
 

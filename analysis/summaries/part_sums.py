@@ -23,7 +23,7 @@ from twell.analysis.engines.accumulate import Tables, Total
 from twell.analysis.engines.layer_columns import TOTAL, layer_columns
 from twell.analysis.statistics import band, distinct
 from twell.analysis.summaries.documents import REPLICATES, Documents, SplitDocuments
-from twell.analysis.summaries.part_rows import BLOCK, READ, Rows, covered_pieces, grouped, pieces
+from twell.analysis.summaries.part_rows import BLOCK, READ, KeySums, Rows, add_rows, covered_pieces, grouped, pieces
 from twell.analysis.summaries.rank_tables import ranks, ranks_by_class
 from twell.analysis.summaries.token_class import CLASSES, Classes
 from twell.analysis.summaries.token_sums import tokens
@@ -92,43 +92,6 @@ def loss_bins(loss: NDArray) -> NDArray:
     return np.where(finite, np.floor(np.sqrt(np.where(finite, loss, 0)) * LOSS_SCALE), -1).astype(np.int32)
 
 
-class _Sums:
-    """Sums of nnz, or of its square, by a key: `sums` [key, layer], the sum over layers in the last column.
-
-    key: of each row, below `size`; counted: the rows that are added up; square: whether squares are.
-    """
-
-    def __init__(self, rows: Rows, key: NDArray, size: int, counted: NDArray, square: bool = False) -> None:
-        self.key, self.counted, self.square = key, counted, square
-        self.sums = np.zeros((size, rows.counts.shape[1] + 1), np.int64)
-
-    def add(self, block: slice, values: NDArray) -> None:
-        """Add the values [row, layer] of a block of rows."""
-        key = self.key[block]
-        low, high = int(key.min()), int(key.max()) + 1  # a block of long sequences has few of all positions
-        self.sums[low:high] += grouped(key - low, values, high - low, self.counted[block])
-
-    def tokens(self) -> NDArray:
-        """Return how many rows were added up for each key."""
-        return np.bincount(self.key[self.counted], minlength=len(self.sums))
-
-
-def _add_rows(rows: Rows, sums: Sequence[_Sums]) -> NDArray:
-    """Add all rows to each of the sums; return the sum over layers of each row."""
-    over_layers = np.empty(len(rows), np.int64)
-    for block, values in rows.blocks(np.int64, extra=1):
-        np.einsum("ij->i", values[:, :-1], out=over_layers[block])
-        values[:, -1] = over_layers[block]
-        for each in sums:
-            if not each.square:
-                each.add(block, values)
-        np.multiply(values, values, out=values)
-        for each in sums:
-            if each.square:
-                each.add(block, values)
-    return over_layers
-
-
 def _by_key(rows: Rows, bins: NDArray, kind: NDArray) -> tuple[Tables, NDArray]:
     """Return the sums by position, band of positions, band of loss, origin and class; and each row's sum over layers.
 
@@ -137,22 +100,23 @@ def _by_key(rows: Rows, bins: NDArray, kind: NDArray) -> tuple[Tables, NDArray]:
     """
     unflagged, replicate, step = rows.flags == 0, rows.unit % REPLICATES, band(rows.position)
     steps, levels, sources = 1 + int(step.max()), 1 + max(int(bins.max()), 0), 1 + int(rows.source.max())
-    by_band = _Sums(rows, replicate * steps + step, REPLICATES * steps, unflagged & (rows.position > 0))
-    by_loss = _Sums(rows, replicate * levels + np.maximum(bins, 0), REPLICATES * levels, unflagged & (bins >= 0))
+    by_band = KeySums(rows, replicate * steps + step, REPLICATES * steps, unflagged & (rows.position > 0))
+    by_loss = KeySums(rows, replicate * levels + np.maximum(bins, 0), REPLICATES * levels, unflagged & (bins >= 0))
     in_positions = unflagged | ((rows.position == 0) & (rows.flags & FLAG_NOT_FINITE == 0))
     by_position = _position_sums(rows, in_positions)
     of_class, kinds = kind * REPLICATES + replicate, len(CLASSES) * REPLICATES
     by_class = {
-        name: _Sums(rows, of_class, kinds, unflagged, square=name == "nnz_square") for name in ("nnz_sum", "nnz_square")
+        name: KeySums(rows, of_class, kinds, unflagged, square=name == "nnz_square")
+        for name in ("nnz_sum", "nnz_square")
     }
     origin = np.ravel_multi_index(
         (*(getattr(rows, name) for name in ORIGIN), replicate), (sources, *ORIGIN_SIZES), mode="clip"
     )
-    by_origin = _Sums(rows, origin, sources * ORIGINS, in_positions)
-    over_layers = _add_rows(rows, (by_band, by_loss, by_origin, *by_class.values(), *by_position.values()))
+    by_origin = KeySums(rows, origin, sources * ORIGINS, in_positions)
+    over_layers = add_rows(rows, (by_band, by_loss, by_origin, *by_class.values(), *by_position.values()))
     flagged = rows.take(~in_positions)
     by_flagged = _position_sums(flagged, np.ones(len(flagged), bool))
-    _add_rows(flagged, list(by_flagged.values()))
+    add_rows(flagged, list(by_flagged.values()))
     squares = _document_squares(rows, over_layers, by_position)
     positions = [
         _position_table(by_position, False, squares),
@@ -168,7 +132,7 @@ def _by_key(rows: Rows, bins: NDArray, kind: NDArray) -> tuple[Tables, NDArray]:
     return tables, over_layers
 
 
-def _origin_table(rows: Rows, sums: _Sums) -> pa.Table:
+def _origin_table(rows: Rows, sums: KeySums) -> pa.Table:
     """Return tokens, losses and nnz by origin, as the summary `origins` has them; `source` is a number here."""
     tokens = sums.tokens()
     key, shape = np.flatnonzero(tokens), (len(tokens) // ORIGINS, *ORIGIN_SIZES)
@@ -184,7 +148,7 @@ def _origin_table(rows: Rows, sums: _Sums) -> pa.Table:
     )
 
 
-def _class_table(sums: Mapping[str, _Sums]) -> pa.Table:
+def _class_table(sums: Mapping[str, KeySums]) -> pa.Table:
     """Return tokens and sums of nnz by class and replicate, as `class_layers` has them; `class` is a number here."""
     tokens = sums["nnz_sum"].tokens()
     key = np.flatnonzero(tokens)
@@ -193,7 +157,7 @@ def _class_table(sums: Mapping[str, _Sums]) -> pa.Table:
     return pa.table({**keys, "tokens": tokens[key], **columns[0], **columns[1]})
 
 
-def _document_squares(rows: Rows, over_layers: NDArray, sums: Mapping[str, _Sums]) -> dict[str, NDArray]:
+def _document_squares(rows: Rows, over_layers: NDArray, sums: Mapping[str, KeySums]) -> dict[str, NDArray]:
     """Return, by position, Σ n_g² and how many documents g reach it, and by position and layer, the sum over layers in
     the last column, Σ y_g² and Σ y_g n_g, n_g and y_g being a document's tokens and nnz there.
 
@@ -226,16 +190,16 @@ def _document_squares(rows: Rows, over_layers: NDArray, sums: Mapping[str, _Sums
     return {"clusters": g, "clusters_tokens_square": n2, "clusters_nnz_square": y2, "clusters_cross": yn}
 
 
-def _position_sums(rows: Rows, counted: NDArray) -> dict[str, _Sums]:
+def _position_sums(rows: Rows, counted: NDArray) -> dict[str, KeySums]:
     """Return empty sums of nnz and of its square by position."""
     size = 1 + int(rows.position.max(initial=0))
     return {
-        "nnz_sum": _Sums(rows, rows.position, size, counted),
-        "nnz_square": _Sums(rows, rows.position, size, counted, square=True),
+        "nnz_sum": KeySums(rows, rows.position, size, counted),
+        "nnz_square": KeySums(rows, rows.position, size, counted, square=True),
     }
 
 
-def _position_table(sums: Mapping[str, _Sums], flagged: bool, squares: Mapping[str, NDArray]) -> pa.Table:
+def _position_table(sums: Mapping[str, KeySums], flagged: bool, squares: Mapping[str, NDArray]) -> pa.Table:
     """Return the sums of each position that occurs, as the summary `positions` has them; squares: over documents."""
     tokens = sums["nnz_sum"].tokens()
     position = np.flatnonzero(tokens)
@@ -246,7 +210,7 @@ def _position_table(sums: Mapping[str, _Sums], flagged: bool, squares: Mapping[s
     return pa.table(columns)
 
 
-def _two_key_table(names: tuple[str, str], size: int, sums: _Sums, total: bool) -> pa.Table:
+def _two_key_table(names: tuple[str, str], size: int, sums: KeySums, total: bool) -> pa.Table:
     """Return the sums of each pair of keys that occurs; their key is the first times `size` and the second.
 
     total: whether the sum over layers is in the table too.
