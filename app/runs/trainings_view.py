@@ -10,6 +10,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.compare import trainings_side_by_side
+from twell.analysis.memo import built_once
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, percent, plural, times, whole
 from twell.app.ui.query import query_with_others
@@ -59,7 +60,7 @@ def draw_trainings(run: Run, catalog: RunCatalog) -> None:
         f"each log; {run.name} in blue. Losses of different texts or vocabularies cannot be compared.",
         result,
     )
-    widgets.draw(trainings_side_by_side(logs, run.name), "logs", "Trainings side by side", wide=True)
+    widgets.draw(built_once(trainings_side_by_side, logs, run.name), "logs", "Trainings side by side", wide=True)
     draw_ends(logs, run.name)
 
 

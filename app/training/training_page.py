@@ -7,6 +7,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.training import layer_map, loss_curves, speed_curves, went_sparse
+from twell.analysis.memo import built_once
 from twell.analysis.training import SPARSE_SHARE, reached
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, percent, plural, times, whole
@@ -75,7 +76,7 @@ def losses(run: Run) -> None:
         f"the objective adds to it.{_line_to_reach(steps)}",
         query(run, analysis.training_steps),
     )
-    widgets.draw(loss_curves(steps), "losses", "Loss and L1 term by step", wide=True)
+    widgets.draw(built_once(loss_curves, steps), "losses", "Loss and L1 term by step", wide=True)
 
 
 def maps(run: Run) -> None:
@@ -87,14 +88,16 @@ def maps(run: Run) -> None:
         f"Mean nnz of a token in each layer, {plural(rows, 'row')} of the log; the darker, the more neurons fire.",
         query(run, analysis.training_layers),
     )
-    widgets.draw(layer_map(layers, "nnz", run.d_ff), "nnz-map", "nnz by layer and step", wide=True)
+    widgets.draw(built_once(layer_map, layers, "nnz", run.d_ff), "nnz-map", "nnz by layer and step", wide=True)
     widgets.heading(
         "Silent neurons by layer and step",
         "Share of each layer's neurons that fired on none of the tokens since the row before. A neuron that is silent "
         "for a while may fire again.",
         query(run, analysis.training_layers),
     )
-    widgets.draw(layer_map(layers, "dead", run.d_ff), "dead-map", "Silent neurons by layer and step", wide=True)
+    widgets.draw(
+        built_once(layer_map, layers, "dead", run.d_ff), "dead-map", "Silent neurons by layer and step", wide=True
+    )
 
 
 def since(run: Run) -> None:
@@ -109,7 +112,7 @@ def since(run: Run) -> None:
         f"sparse kernels begin to pay.{rest}",
         query(run, analysis.sparse_since),
     )
-    widgets.draw(went_sparse(frame, last), "sparse-since", "Step from which each layer is sparse")
+    widgets.draw(built_once(went_sparse, frame, last), "sparse-since", "Step from which each layer is sparse")
 
 
 def step_rows(run: Run) -> str:
@@ -127,7 +130,9 @@ def speed(run: Run) -> None:
         f"On {run.manifest.device}{step_rows(run)}. Kernel: {kernel}.",
         query(run, analysis.training_steps),
     )
-    widgets.draw(speed_curves(fetch(run, analysis.training_steps)), "training-speed", "Speed by step", wide=True)
+    widgets.draw(
+        built_once(speed_curves, fetch(run, analysis.training_steps)), "training-speed", "Speed by step", wide=True
+    )
 
 
 widgets.title("How does this model get sparse?")

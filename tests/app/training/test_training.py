@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 from support.synthetic_training import DENSE, SPARSE, make_training
 
+from twell.analysis import training_layers
+from twell.analysis.figures.training import layer_map
 from twell.app.ui.formatting import number, percent, times, whole
+from twell.workbench.run.store import open_run
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +73,13 @@ def test_the_bar_links_to_it_only_for_trainings(folder: Path, show: Callable[...
     test = show(runs, "training", run="made")
     assert "Training" not in [link.proto.label for link in test.get("page_link")]
     assert "`twell train` records how a model gets sparse" in test.info[0].value.replace("\\", "")
+
+
+def test_maps_go_to_the_browser_as_numbers(folder: Path) -> None:
+    """A text a cell took a long log half a second of the server and 2.5 MB."""
+    layers = training_layers(open_run(folder / "done"))
+    for column, key in (("nnz", "customdata"), ("dead", "z")):
+        (cells,) = layer_map(layers, column, 512).data
+        assert cells.text is None and cells[key].dtype == np.float32
+        np.testing.assert_allclose(cells[key], layers.pivot(index="layer", columns="step", values=column), rtol=1e-6)
+        assert f"%{{{key}:" in cells.hovertemplate
