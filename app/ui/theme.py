@@ -135,7 +135,8 @@ a.tw-mini { display: block; color: inherit !important; text-decoration: none !im
   border-radius: 2px 2px 0 0; }
 a.tw-mini:is(:hover, :focus-visible) i { opacity: 1; }
 .tw-lead { max-width: 62rem; margin: 0; line-height: 1.5; }
-:is(.tw-lead, .tw-note) a { color: var(--tw-link); }
+.tw-lead a { color: var(--tw-link); }
+.tw-note a { color: inherit; }  /* a note is pale: a link's colour would be too pale in it */
 .tw-numbers dd span { display: block; font-size: .83rem; line-height: 1.35; opacity: .72; }
 
 /* figures */
