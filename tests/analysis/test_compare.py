@@ -180,12 +180,10 @@ def test_tokens_of_the_same_text_are_compared_in_pairs(run: Run, sparser: Run, o
         assert row["high"] - row["difference"] == pytest.approx(half, rel=1e-4)
 
 
-def test_runs_that_are_the_same_do_not_differ(made: ModuleType, tmp_path: Path) -> None:
-    """But for rounding: an engine adds in any order."""
-    a, b = (made.make(tmp_path / name, layers=1, sequences=40) for name in "ab")
-    table = pd.concat([compare_tokens([a, b], min_count=1), compare_tokens([b, a], min_count=1)])
-    table = table[table["low"].notna()]
-    assert len(table) > 100 and (table["low"] <= 0).all() and (table["high"] >= 0).all()
+def test_runs_that_are_the_same_do_not_differ(run: Run) -> None:
+    """An engine adds in any order, so that a sum differs by 1e-16 from one build to the next: no error is less."""
+    table = compare_tokens([run, run])
+    assert (table["low"] < -1e-13).all() and (table["high"] > 1e-13).all()
 
 
 def test_a_copy_without_rows_is_compared_as_independent(run: Run, sparser: Run, tmp_path: Path) -> None:
