@@ -165,7 +165,7 @@ def draw_by_token(runs: tuple[Run, Run]) -> None:
     widgets.heading(
         "Tokens with the clearest difference",
         f"z in {runs[0].name} minus z in {runs[1].name}, with 95 % intervals clustered by document, "
-        f"{'of pairs' if frame['paired'].all() else 'the runs taken as independent'}, for "
+        f"{'which both runs read' if frame['paired'].all() else 'the runs taken as independent'}, for "
         f"{plural(len(frame), 'token')} that occur at least 20 times in both. Largest difference relative to its "
         "standard error first.",
         result,
