@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from twell.kernels.backends import hopper_backward, reference_backward
-from twell.kernels.backends.reference_backward import Forward, Gradients, Saved, Weights, wide
+from twell.kernels.backends.reference_backward import NO_SUMS, Forward, Gradients, Saved, Sums, Weights, wide
 
 KEPT = 6  # tensors that a backend may keep for its backward pass beside x
 NO_SECOND_PASS = "backward: expected one backward pass, got create_graph=True, as the FFN op has no second one"
@@ -32,13 +32,14 @@ class Backend:
 
     forward(x, weights, rows, activation, save, capacity): (Forward without its saved values, finite bool [n], kept
     tensors); weights may be float32 masters beside a 16-bit x
-    backward(x, weights, (finite, *kept), activation, grad_y, grad_l1, dtype): Gradients, the weights' ones in `dtype`
+    backward(x, weights, (finite, *kept), activation, grad_y, grad_l1, dtype, sums): Gradients, the weights' ones in
+    `dtype`, or added to `sums`
     kept(x, weights, rows, save, capacity): unwritten tensors of the shapes and dtypes that `forward` keeps, for fake
     tensors
     """
 
     forward: Callable[[Tensor, Weights, Tensor | None, str, bool, int], tuple[Forward, Tensor, tuple[Tensor, ...]]]
-    backward: Callable[[Tensor, Weights, tuple[Tensor, ...], str, Tensor, Tensor, torch.dtype], Gradients]
+    backward: Callable[[Tensor, Weights, tuple[Tensor, ...], str, Tensor, Tensor, torch.dtype, Sums], Gradients]
     kept: Callable[[Tensor, Weights, Tensor | None, bool, int], tuple[Tensor, ...]]
 
 
@@ -52,12 +53,12 @@ def _reference_forward(
 
 def _reference_backward(
     x: Tensor, weights: Weights, kept: tuple[Tensor, ...], activation: str, grad_y: Tensor, grad_l1: Tensor,
-    dtype: torch.dtype,
+    dtype: torch.dtype, sums: Sums,
 ) -> Gradients:  # fmt: skip
     finite, gate, up, counted, *_ = kept
     saved = Saved(gate, up, counted, finite)
     rounded = _rounded(weights, x.dtype)
-    return reference_backward.backward(x, rounded, saved, activation, grad_y, grad_l1, dtype)
+    return reference_backward.backward(x, rounded, saved, activation, grad_y, grad_l1, dtype, sums)
 
 
 def _rounded(weights: Weights, dtype: torch.dtype) -> Weights:
@@ -93,12 +94,14 @@ def _padded(x: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def ffn_forward(
     x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor, b_gate: Tensor | None, b_up: Tensor | None,
     b_down: Tensor | None, rows: Tensor | None, activation: str, backend: str, capacity: int, save: bool,
+    sum_gate: Tensor | None = None, sum_up: Tensor | None = None, sum_down: Tensor | None = None,
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]:  # fmt: skip
     """Run the forward pass of x [n, d_model]: y, l1, nnz, fires, finite, and KEPT tensors for the backward pass.
 
     capacity: values that are kept for each row, in the mean; of a backend that keeps non-zeros
+    sum_gate, sum_up, sum_down: where the backward pass adds these weights' gradients, in place of returning them
     """
     weights = Weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     results, finite, kept = BACKENDS[backend].forward(x, weights, rows, activation, save, capacity)
@@ -106,7 +109,9 @@ def ffn_forward(
 
 
 @ffn_forward.register_fake
-def _(x, w_gate, w_up, w_down, b_gate, b_up, b_down, rows, activation, backend, capacity, save):  # type: ignore[no-untyped-def]
+def _(  # type: ignore[no-untyped-def]
+    x, w_gate, w_up, w_down, b_gate, b_up, b_down, rows, activation, backend, capacity, save, *sums
+):
     n, d_ff = x.shape[0], w_gate.shape[0]
     kept = BACKENDS[backend].kept(x, Weights(w_gate, w_up, w_down, b_gate, b_up, b_down), rows, save, capacity)
     return (
@@ -127,7 +132,8 @@ def ffn_backward(
 ) -> list[Tensor]:  # fmt: skip
     """Run the backward pass: gradients of NAMES, those of absent arguments left out."""
     weights = Weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
-    gradients = BACKENDS[backend].backward(x, weights, (finite, *kept), activation, grad_y, grad_l1, w_gate.dtype)
+    saved = (finite, *kept)
+    gradients = BACKENDS[backend].backward(x, weights, saved, activation, grad_y, grad_l1, w_gate.dtype, NO_SUMS)
     return [grad for grad in gradients if grad is not None]
 
 
@@ -140,10 +146,39 @@ def _(grad_y, grad_l1, x, w_gate, w_up, w_down, b_gate, b_up, b_down, finite, ke
     return [grad for grad in grads if grad is not None]
 
 
+@torch.library.custom_op("twell::ffn_backward_into", mutates_args=("sums",))
+def ffn_backward_into(
+    sums: list[Tensor], grad_y: Tensor, grad_l1: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
+    w_down: Tensor, b_gate: Tensor | None, b_up: Tensor | None, b_down: Tensor | None, finite: Tensor,
+    kept: list[Tensor], activation: str, backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Run the backward pass, and add the gradients of the weights to `sums`; return those of x and the biases.
+
+    One that is absent is empty: torch.compile takes no lists from ops that write to their arguments.
+    """
+    weights = Weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    into = Sums(sums[0], sums[1] if w_up is not None else None, sums[-1])
+    saved = (finite, *kept)
+    gradients = BACKENDS[backend].backward(x, weights, saved, activation, grad_y, grad_l1, w_gate.dtype, into)
+    return _none_empty(x, gradients.x, gradients.b_gate, gradients.b_up, gradients.b_down)
+
+
+def _none_empty(x: Tensor, *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Put an empty tensor in place of each that is None."""
+    return tuple(x.new_empty(0) if tensor is None else tensor for tensor in tensors)  # type: ignore[return-value]
+
+
+@ffn_backward_into.register_fake
+def _(sums, grad_y, grad_l1, x, w_gate, w_up, w_down, b_gate, b_up, b_down, finite, kept, activation, backend):  # type: ignore[no-untyped-def]
+    return _none_empty(x, *(None if t is None else t.new_empty(t.shape) for t in (x, b_gate, b_up, b_down)))
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     """Keep what the backward op reads, and mark every output but y and l1 as one without a gradient."""
     ctx.activation, ctx.backend = inputs[8], inputs[9]
     ctx.present = [tensor is not None for tensor in inputs[:7]]
+    # not among the saved tensors, of which torch demands that nothing writes to them
+    ctx.sums = [tensor for tensor in inputs[12:] if tensor is not None]
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)  # else zeros are written for every output without one, kept values included
     tensors = [tensor for tensor in inputs[:7] if tensor is not None]
@@ -161,8 +196,13 @@ def _backward(ctx: Any, grad_y: Tensor | None, grad_l1: Tensor | None, *_: Any) 
     x = saved[0]
     grad_y = torch.zeros_like(x) if grad_y is None else grad_y.contiguous()  # y.sum() gives an expanded one
     grad_l1 = x.new_zeros((), dtype=wide(x.dtype)) if grad_l1 is None else grad_l1
-    grads = iter(ffn_backward(grad_y, grad_l1, *inputs, finite, kept, ctx.activation, ctx.backend))
-    return *(next(grads) if present else None for present in ctx.present), *[None] * 5
+    arguments = (grad_y, grad_l1, *inputs, finite, kept, ctx.activation, ctx.backend)
+    if ctx.sums:
+        dx, *biases = ffn_backward_into(ctx.sums, *arguments)
+        given = [grad if there else None for grad, there in zip(biases, ctx.present[4:], strict=True)]
+        return dx, None, None, None, *given, *[None] * 8
+    grads = iter(ffn_backward(*arguments))
+    return *(next(grads) if present else None for present in ctx.present), *[None] * 8
 
 
 ffn_forward.register_autograd(_backward, setup_context=_setup)

@@ -16,6 +16,7 @@ Cost: `reference` runs six dense products backward and keeps two dense matrices;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +65,7 @@ class Trained:
 def train_gated_ffn(
     x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, b_gate: Tensor | None = None, b_up: Tensor | None = None,
     b_down: Tensor | None = None, *, rows: Tensor | None = None, activation: str = "relu", kernel: str = "auto",
-    capacity: int | None = None,
+    capacity: int | None = None, sums: Sequence[Tensor] | None = None,
 ) -> Trained:  # fmt: skip
     """Compute y = (act(x Wg + bg) * (x Wu + bu)) Wd + bd, l1 and counts, with gradients for all arguments.
 
@@ -75,21 +76,25 @@ def train_gated_ffn(
     activation: relu | relu2 (ReLU squared); kernel: auto, or the name of a backend
     capacity: neurons a row, in the mean, for which `hopper` has room to keep what the backward pass reads, six bytes
     each; where more fire, it computes them again. Default: an eighth of d_ff
+    sums: tensors like w_gate, w_up and w_down, of their dtype or float32, to which the backward pass adds their
+    gradients. Autograd then gets none of these weights: their `grad` stays as it is, and hooks on them, as those of
+    DDP, are not called. What is rounded to 16 bits is each call's gradient, and each sum
 
     A row with inf or nan among its gate or hidden values is NaN in y and dx, and adds nothing to other gradients.
     Raises TypeError or ValueError, before anything runs, that names the argument, what was expected, what came.
     """
     if w_up is None:
         raise TypeError("w_up: expected a tensor, got NoneType")
-    return _train(x, (w_gate, w_up, w_down, b_gate, b_up, b_down), rows, activation, kernel, capacity)
+    return _train(x, (w_gate, w_up, w_down, b_gate, b_up, b_down), rows, activation, kernel, capacity, sums)
 
 
 def train_plain_ffn(
     x: Tensor, w_in: Tensor, w_out: Tensor, b_in: Tensor | None = None, b_out: Tensor | None = None,
     *, rows: Tensor | None = None, activation: str = "relu", kernel: str = "auto", capacity: int | None = None,
+    sums: Sequence[Tensor] | None = None,
 ) -> Trained:  # fmt: skip
     """Compute y = act(x W1 + b1) W2 + b2, l1 and counts, as `train_gated_ffn` does without an up branch."""
-    return _train(x, (w_in, None, w_out, b_in, None, b_out), rows, activation, kernel, capacity)
+    return _train(x, (w_in, None, w_out, b_in, None, b_out), rows, activation, kernel, capacity, sums)
 
 
 def choose(
@@ -125,7 +130,7 @@ def capacity_for(mean_nnz: float, d_ff: int) -> int:
 
 def _train(
     x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, activation: str, kernel: str,
-    capacity: int | None,
+    capacity: int | None, sums: Sequence[Tensor] | None,
 ) -> Trained:  # fmt: skip
     """Check a call, choose a backend, and run it."""
     if capacity is not None and (not isinstance(capacity, int) or capacity < 1):
@@ -134,10 +139,11 @@ def _train(
         raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    key = whole_calls.key_of(x, weights, rows, activation, kernel, capacity)
+    key = whole_calls.key_of(x, weights, rows, activation, kernel, capacity) if sums is None else None
     if (results := whole_calls.run_again(key, x, weights, rows)) is not None:
         return Trained(*results)
     save = _check(x, weights, rows)
+    into = _check_sums(weights, sums)
     d_ff, d_model = weights[0].shape  # type: ignore[union-attr]
     flat = x.view(x.numel() // d_model, d_model)
     biased = any(bias is not None for bias in weights[3:])
@@ -146,9 +152,9 @@ def _train(
         gated=weights[1] is not None, biased=biased, activation=activation,
     )  # fmt: skip
     capacity = capacity or max(1, d_ff // DEFAULT_SHARE)
-    if key is not None and save and choice.backend == "hopper":
+    if key is not None and save and choice.backend == "hopper" and not biased:
         return Trained(*whole_calls.run_first(key, x, weights, rows, capacity, activation))
-    y, l1, nnz, fires, finite, *_ = ffn_forward(flat, *weights, rows, activation, choice.backend, capacity, save)
+    y, l1, nnz, fires, finite, *_ = ffn_forward(flat, *weights, rows, activation, choice.backend, capacity, save, *into)
     return Trained(y.view(x.shape), l1, nnz, fires, finite)
 
 
@@ -179,6 +185,22 @@ def _check(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None) -
     if rows is not None:
         _check_tensor("rows", rows, x, (x.numel() // d_model,), (torch.uint8,))
     return _follows_gradients({name: tensor for name, tensor in tensors.items() if tensor is not None})
+
+
+def _check_sums(weights: tuple[Tensor | None, ...], sums: Sequence[Tensor] | None) -> tuple[Tensor | None, ...]:
+    """Return the sums of w_gate, w_up and w_down, or None three times; raise for those that are unlike the weights."""
+    if sums is None:
+        return None, None, None
+    matrices = [weight for weight in weights[:3] if weight is not None]
+    if not isinstance(sums, (tuple, list)) or len(sums) != len(matrices):
+        got = f"{len(sums)}" if isinstance(sums, (tuple, list)) else type(sums).__name__
+        raise ValueError(f"sums: expected a tensor for each of the {len(matrices)} weight matrices, got {got}")
+    for at, (tensor, weight) in enumerate(zip(sums, matrices, strict=True)):
+        name, down = f"sums[{at}]", at == len(matrices) - 1
+        _check_tensor(name, tensor, weight, tuple(weight.shape), (weight.dtype, torch.float32), down)
+        if tensor.requires_grad:
+            raise ValueError(f"{name}: expected requires_grad=False, as gradients are added to it, got True")
+    return (*sums,) if weights[1] is not None else (sums[0], None, sums[1])
 
 
 def _follows_gradients(tensors: dict[str, Tensor]) -> bool:

@@ -72,7 +72,7 @@ def key_of(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, *
             tensors.append(about)
         else:  # of a kind that may not be what it seems, or no tensor
             return None
-    return torch.is_grad_enabled(), hopper_compact.ENABLED, *options, *tensors
+    return torch.is_grad_enabled(), hopper_compact.ENABLED, hopper_compact.AT_ONCE, *options, *tensors
 
 
 def run_again(key: Key | None, x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None) -> Results | None:

@@ -33,17 +33,19 @@ from torch import Tensor
 from twell.kernels import build
 from twell.kernels.backends import gpu, hopper, hopper_compact
 from twell.kernels.backends.hopper_compact import CTAS, Layout
-from twell.kernels.backends.reference_backward import Forward, Gradients, Saved, Weights
+from twell.kernels.backends.reference_backward import Forward, Gradients, Saved, Sums, Weights, delivered
 from twell.kernels.build import Library, Source
 
 BLOCK, PANEL = hopper.BLOCK, hopper.PANEL
 KEEP_CTAS = 4  # that sum |h| over a block's rows
 MOST_ITEMS = 1024  # blocks of rows, or groups of neurons
+ADDS = False  # whether the kernels add to given sums themselves, or torch does after them; to be turned on once tested
+BIASES = False  # whether the kernels take biases; likewise
 MOST_D_FF = 2**14  # counts of each neuron's firings lie in shared memory
 
 _ARCH = "-gencode=arch=compute_90a,code=sm_90a"
 _SOURCES = ("many_rows/gate", "many_rows/plan", "many_rows/up", "many_rows/down")
-_TRAINING = ("keep", "token_lists", "dh", "products")
+_TRAINING = ("keep", "dh", "products")
 _RELU2 = ("many_rows/gate", "backward/dh")  # sources that know the activation, besides the bindings
 
 
@@ -64,7 +66,7 @@ def library(relu2: bool = False) -> Library:
             ),
             *(
                 Source(f"hopper/backward/compact/{name}.cu", (_ARCH, "-DTWELL_T=__nv_bfloat16", *flag))
-                for name in ("sparse", "dense")
+                for name in ("sparse", "dense", "at_once")
             ),
             Source("hopper/backward/whole_calls/totals.cu", (_ARCH,)),
             Source("hopper/backward/bindings.cpp", flag),
@@ -101,7 +103,7 @@ def refuses(
         return reason
     if dtype != torch.bfloat16:
         return "expected bfloat16, as an up value is the quotient of two kept ones, which float16 lacks the range for"
-    if biased:
+    if biased and not BIASES:
         return "expected an FFN without biases"
     blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
     if d_ff > MOST_D_FF or blocks > MOST_ITEMS:
@@ -140,13 +142,14 @@ def regions(n: int, d_ff: int, may_repeat: bool) -> gpu.Regions:
     )
 
 
-def backward_layout(n: int, d_model: int, d_ff: int, values: int) -> Layout:
+def backward_layout(n: int, d_model: int, d_ff: int, values: int, adds: bool = False) -> Layout:
     """Lay out the workspace of a backward pass of a call that has room for so many values.
 
+    adds: whether gradients of weights are added to what they are written to, which then holds nothing else
     sizes: offsets of a forward pass that it repeats, or none; or as a compact pass has them
     """
     if hopper_compact.ENABLED and hopper_compact.takes(n, d_ff):
-        return hopper_compact.backward_layout(n, d_model, d_ff, values)
+        return hopper_compact.backward_layout(n, d_model, d_ff, values, adds)
     whole, repeat = workspace_layout(n, d_ff, values < n * d_ff)
     return Layout(whole.offsets, repeat, whole.nbytes)
 
@@ -201,7 +204,7 @@ def forward(
     nnz, l1_parts = x.new_empty(n, dtype=torch.int32), x.new_empty(KEEP_CTAS * len(unions), dtype=torch.float32)
     op("forward", activation)(
         x, gate, up, down, rows, workspace, layout.offsets,
-        y, finite, nnz, values, unions, tables, l1_parts,
+        y, finite, nnz, values, unions, tables, l1_parts, *_biases(x, weights),
     )  # fmt: skip
     counts = finite if rows is None else finite & (rows != 0)
     torch.sum(counts, 0, keepdim=True, dtype=torch.float32, out=counted).clamp_(min=1)
@@ -216,23 +219,57 @@ def forward(
 
 def backward(
     x: Tensor, weights: Weights, kept: tuple[Tensor, ...], activation: str, grad_y: Tensor, grad_l1: Tensor,
-    dtype: torch.dtype,
+    dtype: torch.dtype, into: Sums,
 ) -> Gradients:  # fmt: skip
-    """Run the backward pass; the weights' gradients come in `dtype`, bfloat16 or float32, as the weights lie."""
+    """Run the backward pass; the weights' gradients come in `dtype`, bfloat16 or float32, as the weights lie.
+
+    into: where they are added instead
+    """
     finite, values, unions, tables, counted, rows, *_ = kept
     n, d_ff = len(x), weights.gate.shape[0]
-    layout = backward_layout(n, x.shape[1], d_ff, values.shape[1])
+    added = _added_to(into)
+    layout = backward_layout(n, x.shape[1], d_ff, values.shape[1], any(added))
     workspace = x.new_empty(layout.nbytes, dtype=torch.uint8)
     dx = torch.empty_like(x)
-    grads = [weights.gate.new_empty(weights.gate.shape, dtype=dtype) for _ in range(3)]
+    like, (gate, up, down) = weights.gate.new_empty, into
+    kind = dtype if gate is None else gate.dtype
+    grads = [like(weights.gate.shape, dtype=kind) for _ in range(3 - sum(added))]
+    if added[0]:
+        grads = [gate, up, *grads]  # type: ignore[list-item]
+    if added[2]:
+        grads.append(down.t())  # type: ignore[union-attr]
+    biases = [None if bias is None else like(bias.shape, dtype=dtype) for bias in weights[3:]]
     op("backward", activation)(
         grad_y, x, *_readable(x, weights), finite, rows if rows.numel() else None,
         grad_l1.float() / counted, values, unions, tables, workspace, layout.offsets, layout.sizes,
-        dx, *grads,
+        dx, *grads, added[0], added[2], *_biases(x, weights), *biases,
     )  # fmt: skip
     del workspace  # what comes next may lie there
-    gate, up, down = grads  # up's without a meaning in a plain FFN
-    return Gradients(dx, gate, None if weights.up is None else up, _laid_out_as(weights.down, down), None, None, None)
+    d_gate, d_up, d_down = (None if done else grad for done, grad in zip(added, grads, strict=True))
+    if weights.up is None:
+        d_up = None  # which has no meaning
+    if d_down is not None:
+        d_down = _laid_out_as(weights.down, d_down)
+    totals = (d_gate, d_up, d_down)
+    return Gradients(dx, *(delivered(*pair, dtype) for pair in zip(totals, into, strict=True)), *biases)
+
+
+def _added_to(into: Sums) -> tuple[bool, bool, bool]:
+    """Return of the gradients of w_gate, w_up and w_down whether the kernels add them to `into`; else torch does.
+
+    Both first ones or neither; sums of one dtype, those of the down weights by neuron.
+    """
+    gate, up, down = into
+    if not ADDS or gate is None or up is None or down is None:
+        return False, False, False
+    fits = [total.dtype == gate.dtype and total.data_ptr() % 16 == 0 for total in into]  # type: ignore[union-attr]
+    first = fits[0] and fits[1]
+    return first, first, first and fits[2] and down.t().is_contiguous()
+
+
+def _biases(x: Tensor, weights: Weights) -> tuple[Tensor | None, ...]:
+    """Return the biases in the dtype of x."""
+    return tuple(None if bias is None else bias.to(x.dtype) for bias in weights[3:])
 
 
 def _readable(x: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -9,6 +9,8 @@ sizes. The arena's follows `capacity`, the neurons a row for which values are ke
 repeated value by value: other launches, which return at once in every call that fits, compute it densely from x and dy.
 They go over groups of neurons for the weights' gradients and over blocks of rows for dx, PASSES of each at most, in the
 same arena. Each gradient is one sum in float32, whichever way it is made; same call, same bits.
+With AT_ONCE, and an arena that has room for du, dg and h of all neurons and rows, five products do it instead, unless
+a row is not finite, or the FFN is plain or biased.
 
 Sums of tiles that several multiprocessors share lie where results or panels are not yet or no longer: those of dx in
 the gradients of w_gate and w_up, those of weights where the panels were, or, of dense ones, in dx.
@@ -30,6 +32,7 @@ from twell.kernels.backends import gpu, hopper
 from twell.kernels.backends.hopper import BLOCK, OUTPUTS, PANEL
 
 ENABLED = True
+AT_ONCE = False  # whether what does not fit is computed at once where the arena has room; to be turned on once tested
 CTAS = 144  # among which a product's work is shared out, at most
 FORWARD_ROWS = 8192  # a multiple of hopper.WINDOW
 PASSES = 8  # most of each kind
@@ -80,21 +83,24 @@ def takes(n: int, d_ff: int) -> bool:
     return (blocks * panels * (4 * BLOCK + 12 * PANEL) * PANEL + 3 * CTAS * BLOCK * OUTPUTS * 4) // 2 < 2**32
 
 
-def backward_layout(n: int, d_model: int, d_ff: int, values: int) -> Layout:
+def backward_layout(n: int, d_model: int, d_ff: int, values: int, adds: bool = False) -> Layout:
     """Lay out a backward pass of a call that keeps up to `values` values.
 
     sizes: of the arena in bytes; groups of neurons, and blocks of rows, of a dense pass; whether sums of dx lie in
-    gradients of weights, and those of dense gradients of weights in dx
+    gradients of weights, and those of dense gradients of weights in dx; whether a dense pass may be one at once
+    adds: whether gradients of weights are added to what they are written to, so that nothing else may lie there
     """
-    return _layout(n, d_model, d_ff, values, ROOM, PASSES, SMALL)
+    return _layout(n, d_model, d_ff, values, adds, AT_ONCE, ROOM, PASSES, SMALL)
 
 
 @gpu.remembered
-def _layout(n: int, d_model: int, d_ff: int, values: int, room: float, passes: int, small: int) -> Layout:
+def _layout(
+    n: int, d_model: int, d_ff: int, values: int, adds: bool, at_once: bool, room: float, passes: int, small: int
+) -> Layout:
     blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
     of_block, of_group = 2 * panels * BLOCK * PANEL * 2, 2 * blocks * 3 * PANEL * PANEL * 2  # bytes
     side = CTAS * BLOCK * OUTPUTS * 4  # of sums of dx, of which there are two; those of weights are half as many again
-    in_gradients, in_dx = d_ff * d_model * 2 >= side, n * d_model * 2 >= 3 * side
+    in_gradients, in_dx = not adds and d_ff * d_model * 2 >= side, n * d_model * 2 >= 3 * side
     before_groups, before_blocks = 0 if in_dx else 3 * side, 2 * side
     share = min(1.0, room * math.sqrt(values / (n * d_ff)))
     arena = max(
@@ -115,7 +121,9 @@ def _layout(n: int, d_model: int, d_ff: int, values: int, room: float, passes: i
         arrived=(torch.int32, (2, CTAS)),
         arena=(torch.uint8, (arena,)),
     )
-    return Layout(regions.offsets, (arena, groups, rows, int(in_gradients), int(in_dx)), regions.nbytes)
+    at_once = at_once and arena >= 3 * n * d_ff * 2  # bytes of matrices of du, dg and h
+    sizes = (arena, groups, rows, int(in_gradients), int(in_dx), int(at_once))
+    return Layout(regions.offsets, sizes, regions.nbytes)
 
 
 def _even(number: int, most: int) -> int:

@@ -37,6 +37,20 @@ class Weights(NamedTuple):
     b_down: Tensor | None
 
 
+class Sums(NamedTuple):
+    """Tensors to which a backward pass adds the gradients of the weights, of their shapes; or none at all.
+
+    gate, up, down: float32, or of the weights' dtype; `up` is None in a plain FFN
+    """
+
+    gate: Tensor | None = None
+    up: Tensor | None = None
+    down: Tensor | None = None
+
+
+NO_SUMS = Sums()
+
+
 class Saved(NamedTuple):
     """Values a backward pass needs beside x: gate pre-activations and up values, [n, d_ff], 0 where nothing fired.
 
@@ -60,12 +74,12 @@ class Forward(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients in the order of the op's arguments; None for a bias or an up branch that the call does not have."""
+    """Gradients in the order of the op's arguments; None for what a call does not have, and what was added to sums."""
 
     x: Tensor
-    gate: Tensor
+    gate: Tensor | None
     up: Tensor | None
-    down: Tensor
+    down: Tensor | None
     b_gate: Tensor | None
     b_up: Tensor | None
     b_down: Tensor | None
@@ -141,11 +155,13 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def backward(
-    x: Tensor, weights: Weights, saved: Saved, activation: str, grad_y: Tensor, grad_l1: Tensor, dtype: torch.dtype
-) -> Gradients:
+    x: Tensor, weights: Weights, saved: Saved, activation: str, grad_y: Tensor, grad_l1: Tensor, dtype: torch.dtype,
+    into: Sums = NO_SUMS,
+) -> Gradients:  # fmt: skip
     """Compute all gradients.
 
     grad_y: [n, d_model], as y; grad_l1: [], the gradient of l1; dtype: what the weights' gradients come in
+    into: where those of the weights are added instead
     """
     sums: list[Tensor | None] = []
     dx = []
@@ -156,8 +172,16 @@ def backward(
         grads = _backward_rows(x[some], weights, part, activation, grad_y[some], scale)
         dx.append(grads.x)
         sums = [_added(*pair) for pair in zip(sums, grads[1:], strict=True)] if sums else [*grads[1:]]
-    typed = [None if total is None else total.to(dtype) for total in sums]
-    return Gradients(torch.cat(dx), *typed)  # type: ignore[arg-type]
+    targets = (*into, None, None, None)
+    return Gradients(torch.cat(dx), *(delivered(*pair, dtype) for pair in zip(sums, targets, strict=True)))
+
+
+def delivered(total: Tensor | None, target: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a gradient in a dtype; or add it to a tensor that was given for it, and return None."""
+    if total is None or target is None:
+        return None if total is None else total.to(dtype)
+    target.add_(total)
+    return None
 
 
 def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:

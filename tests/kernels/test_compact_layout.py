@@ -34,9 +34,10 @@ def test_passes_fit_the_arena(
     monkeypatch.setattr(hopper_compact, "ROOM", room)
     monkeypatch.setattr(hopper_compact, "SMALL", small)
     layout = hopper_compact.backward_layout(n, d_model, d_ff, n * min(kept, d_ff))
-    arena, groups, rows, in_gradients, in_dx = layout.sizes
+    arena, groups, rows, in_gradients, in_dx, at_once = layout.sizes
     blocks, panels = _ceil(n, 128), _ceil(d_ff, 64)
     assert len(layout.offsets) == 16 and layout.nbytes - layout.offsets[-1] >= arena
+    assert not at_once
     assert 1 <= _ceil(panels, groups) <= hopper_compact.PASSES and 1 <= _ceil(blocks, rows) <= hopper_compact.PASSES
     assert groups % 2 == 0 or groups == panels or groups == 1
     assert (0 if in_dx else 3 * SIDE) + groups * 2 * blocks * CHUNK <= arena
@@ -60,6 +61,22 @@ def test_a_block_takes_less_than_two_fifths_of_a_gib(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hopper_compact, "ENABLED", False)
     worst = hopper_backward.backward_layout(ROWS, D_MODEL, D_FF, ROWS * capacity)
     assert worst.nbytes > 10 * back.nbytes and len(worst.offsets) == 19 and len(worst.sizes) == 13
+
+
+def test_values_are_computed_at_once_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_compact, "AT_ONCE", True)
+    found = {}
+    for capacity in (44, 176, 704, 1408):
+        arena, *_, at_once = hopper_compact.backward_layout(ROWS, D_MODEL, D_FF, ROWS * capacity).sizes
+        found[capacity] = at_once
+        assert not at_once or arena >= 3 * ROWS * D_FF * 2
+    assert found == {44: 0, 176: 0, 704: 1, 1408: 1}
+
+
+def test_sums_lie_apart_from_gradients_that_are_added_to() -> None:
+    plain, adding = (hopper_compact.backward_layout(ROWS, D_MODEL, D_FF, ROWS * 44, adds) for adds in (False, True))
+    assert plain.sizes[3] == 1 and adding.sizes[3] == 0
+    assert adding.nbytes - plain.nbytes >= 2 * SIDE and adding.sizes[0] == plain.sizes[0]
 
 
 def test_rows_of_a_forward_pass_follow_its_offsets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,9 +76,12 @@ def exact(tensors: list[Tensor], rows: Tensor | None = None, activation: str = "
 
 
 @contextmanager
-def what_fits() -> Iterator[list[bool]]:
-    """Yield a list that gets, of each compact backward pass by the traced ops, whether what it keeps has fit."""
-    found: list[bool] = []
+def what_fits() -> Iterator[list[int]]:
+    """Yield a list that gets, of each compact backward pass by the traced ops, whether what it keeps has fit.
+
+    1: it has; 0: it was computed densely, in passes; -1: densely, at once
+    """
+    found: list[int] = []
     op = hopper_backward.op
 
     def watched(name: str, activation: str) -> Callable[..., Any]:
@@ -86,7 +89,7 @@ def what_fits() -> Iterator[list[bool]]:
             results = op(name, activation)(*arguments)
             if name == "backward":
                 memory, offsets = arguments[11:13]
-                found.append(bool(memory[offsets[FITS] :][:4].view(torch.int32)))
+                found.append(int(memory[offsets[FITS] :][:4].view(torch.int32)))
             return results
 
         return run

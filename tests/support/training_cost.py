@@ -8,7 +8,8 @@ in µs, on a GPU that has nothing else to do; `peak`, memory beyond what was in 
 both ways are the same bits. Cost: a minute of one H200.
 
 `compact`: in the workspace of `hopper_compact`, by whole ops, with its own capacity; `overflow`: likewise, but with
-room for one value a row, so that all gradients are computed densely; how far their gradients are from those of `whole`.
+room for one value a row, so that all gradients are computed densely; `at once`: with an arena that has room for all
+values; how far their gradients are from those of `whole`.
 
 PATTERNS: recorded neurons that fire, as `twell bench --patterns` reads them; more rows repeat the first. An x that
 fires them by random weights is found by `fired_patterns.py`.
@@ -37,13 +38,17 @@ from twell.kernels.benchmark.synthetic import synthetic_ffn
 from twell.kernels.benchmark.training import dense_forward, step
 from twell.kernels.training import capacity_for, choose, train_gated_ffn
 
-D_MODEL, D_FF, NNZ, TURNS = 2048, 5632, (6.9, 18, 43, 69, 331), 20
+D_MODEL, D_FF, NNZ, TURNS = 2048, 5632, (6.9, 18, 43, 69, 331, 2816), 20  # half of them: of random weights
+ROOM = hopper_compact.ROOM
 Step = Callable[[], list[Tensor]]
 
 
-def sparse_forward(whole: bool, compact: bool, capacity: int | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return y and l1. whole: by whole ops; compact: and in a compact workspace, until the next step"""
-    whole_calls.ENABLED, hopper_compact.ENABLED = whole, compact
+def sparse_forward(
+    whole: bool, compact: bool, at_once: bool, capacity: int | None, *tensors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return y and l1. whole: by whole ops; compact, at_once: `hopper_compact`'s switches, until the next step"""
+    whole_calls.ENABLED, hopper_compact.ENABLED, hopper_compact.AT_ONCE = whole, compact, at_once
+    hopper_compact.ROOM = 1e6 if at_once else ROOM
     out = train_gated_ffn(*tensors, kernel="hopper", capacity=capacity)  # type: ignore[arg-type]
     return out.y, out.l1
 
@@ -69,6 +74,10 @@ def peak_gib(run: Step) -> float:
 
 def made(rows: int, nnz: float) -> tuple[float, list[Tensor]]:
     """Return the mean nnz, x and weights of made-up inputs."""
+    if 2 * nnz == D_FF:
+        x, gate, up = (torch.randn(many, D_MODEL, device="cuda") for many in (rows, D_FF, D_FF))
+        down = torch.randn(D_MODEL, D_FF, device="cuda") * D_FF**-0.5
+        return nnz, [x.bfloat16(), *((w * D_MODEL**-0.5).bfloat16() for w in (gate, up)), down.bfloat16()]
     ffn, x = synthetic_ffn("heavy", rows, D_MODEL, D_FF, nnz=nnz, dtype=torch.bfloat16, device="cuda")
     assert ffn.w_up is not None
     return nnz, [x, ffn.w_gate, ffn.w_up, ffn.w_down]
@@ -94,11 +103,12 @@ def report(nnz: float, given: list[Tensor]) -> None:
     capacity, own = capacities
     forwards = {
         "dense": partial(dense_forward, "relu"),
-        "traced": partial(sparse_forward, False, False, capacity),
-        "whole": partial(sparse_forward, True, False, capacity),
-        "compact, traced": partial(sparse_forward, False, True, own),
-        "compact": partial(sparse_forward, True, True, own),
-        "overflow": partial(sparse_forward, True, True, 1),
+        "traced": partial(sparse_forward, False, False, False, capacity),
+        "whole": partial(sparse_forward, True, False, False, capacity),
+        "compact, traced": partial(sparse_forward, False, True, False, own),
+        "compact": partial(sparse_forward, True, True, False, own),
+        "overflow": partial(sparse_forward, True, True, False, 1),
+        "at once": partial(sparse_forward, True, True, True, 1),
     }
     dy = torch.randn_like(x)
     runs = {name: partial(step, forward, tensors, dy) for name, forward in forwards.items()}
@@ -108,7 +118,8 @@ def report(nnz: float, given: list[Tensor]) -> None:
     with what_fits() as fits:
         runs["compact, traced"]()
     off = {
-        name: max(errors(a, b)[0] for a, b in zip(runs[name](), want, strict=True)) for name in ("compact", "overflow")
+        name: max(errors(a, b)[0] for a, b in zip(runs[name](), want, strict=True))
+        for name in ("compact", "overflow", "at once")
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for _ in range(TURNS):

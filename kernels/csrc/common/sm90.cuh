@@ -124,6 +124,19 @@ __device__ __forceinline__ void bulk_store(void* global, const void* smem, uint3
                : "memory");
 }
 
+// Adds to values of float32 or bfloat16 in global memory. Which sums come first is not known where several are added to
+// one value.
+template <typename Value>
+__device__ __forceinline__ void bulk_add(void* global, const void* smem, uint32_t bytes) {
+  if constexpr (sizeof(Value) == 4)
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(smem_address(smem)), "r"(bytes)
+                 : "memory");
+  else
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.bf16 [%0], [%1], %2;" ::"l"(global), "r"(smem_address(smem)),
+                 "r"(bytes)
+                 : "memory");
+}
+
 __device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, const void* smem, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
                "r"(smem_address(smem)), "r"(x), "r"(y)

@@ -97,11 +97,12 @@ __device__ __forceinline__ unsigned char* hidden_panel(const Ffn& f, int block, 
 
 // D[64 x kN] of this warpgroup over `steps` stages. `hook` runs once, some steps into the loop, if there are any steps.
 // Frees each stage, in `kCluster` CTAs, once its products are done. copied: whether threads' own copies are among those
-// that fill the stages.
-template <typename T, int kN, int kTransposeB, int kCluster, typename Hook>
+// that fill the stages. kTransposeA: A's tile is MN-major, [2 blocks of 64 rows][64 of k][64]
+template <typename T, int kN, int kTransposeB, int kCluster, int kTransposeA = 0, typename Hook>
 __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, bool copied, const Consumer& c, Hook hook) {
   // K-major: 16 columns of K are 32 bytes. MN-major: [4 blocks of 64 n][8 groups of 8 k][8][64]; 16 of K are 2 KB.
   constexpr uint32_t kLead = kTransposeB ? 8192 : 16, kStepB = kTransposeB ? 2048 >> 4 : 32 >> 4;
+  constexpr uint32_t kStepA = kTransposeA ? 2048 >> 4 : 32 >> 4;
   const uint32_t empty = remote_address(s.empty, c.lane % kCluster);
   const Operand a0(smem_address(s.a) + uniform(c.row0) * (kTileK * 2), 16, 1024);
   const Operand b0(smem_address(s.b) + uniform(c.column0) * (kTileK * 2), kLead, 1024);
@@ -129,7 +130,7 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
     const uint64_t a = a0.at(at.stage * (kABytes >> 4)), b = b0.at(at.stage * (kBBytes >> 4));
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kTileK / 16; ++k) wgmma<T, kN, kTransposeB>(d, a + k * (32 >> 4), b + k * kStepB, step > 0 || k > 0);
+    for (int k = 0; k < kTileK / 16; ++k) wgmma<T, kN, kTransposeB, kTransposeA>(d, a + k * kStepA, b + k * kStepB, step > 0 || k > 0);
     wgmma_commit();
     if (step == hook_step) hook();
     wgmma_wait<1>();

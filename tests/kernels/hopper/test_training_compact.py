@@ -45,7 +45,7 @@ def _on(both_ways: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     whole_calls._plans.clear()
 
 
-@pytest.fixture(params=["room for all", "as chosen", "nothing fits", "nothing kept fits, many passes"])
+@pytest.fixture(params=["room for all", "as chosen", "nothing fits", "nothing kept fits, many passes", "at once"])
 def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Each size of what is kept and of the arena; options of the calls."""
     if request.param == "room for all":
@@ -55,7 +55,15 @@ def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dic
         return {}
     if request.param == "nothing kept fits, many passes":
         fewest(monkeypatch)
+    if request.param == "at once":
+        at_once(monkeypatch)
     return {"capacity": 1}
+
+
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute what does not fit at once, in an arena that has room for it."""
+    monkeypatch.setattr(hopper_compact, "AT_ONCE", True)
+    monkeypatch.setattr(hopper_compact, "ROOM", 1e6)
 
 
 def fewest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +88,37 @@ def test_what_fits_takes_the_sparse_products(monkeypatch: pytest.MonkeyPatch) ->
         ours(tensors, capacity=1)
         fewest(monkeypatch)
         ours(tensors, capacity=1024)
-    assert fits == [True, False, False]
+    assert fits == [1, 0, 0]
+
+
+def test_which_calls_are_dense_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gated ones whose rows are all finite, in an arena with room for all values, and what does not fit alone."""
+    monkeypatch.setattr(whole_calls, "ENABLED", False)
+    tensors = made(1025, 512, 1024, -1.0)
+    at_once(monkeypatch)
+    with what_fits() as fits:
+        ours(tensors, capacity=1)
+        ours(tensors, capacity=1024)
+        x, gate, _, down = tensors
+        train_plain_ffn(x, gate, down, kernel="hopper", capacity=1).y.sum().backward()
+        with torch.no_grad():
+            x[7] = torch.nan
+        ours(tensors, capacity=1)
+    assert fits == [-1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("shift", [-1.0, 60.0], ids=["some", "all alive"])
+def test_gradients_at_once_are_the_worst_cases(monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
+    """But for the order of sums and one rounding of dh; rows, neurons and outputs fill no tile."""
+    for n, d_model, d_ff in ((1025, 512, 1024), (300, 264, 520), (2049, 136, 1032)):
+        tensors = made(n, d_model, d_ff, shift)
+        at_once(monkeypatch)
+        _, grads = ours(tensors, capacity=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(hopper_compact, "ENABLED", False)
+            _, want = ours(tensors, capacity=1)
+        for name, got, its in zip(NAMES, grads, want, strict=True):
+            assert errors(got, its)[0] <= 0.008, (name, n, d_model, d_ff)
 
 
 def test_same_call_same_bits(room: dict[str, Any]) -> None:

@@ -97,9 +97,10 @@ __device__ __forceinline__ bool join_pieces(float (&d)[128], const Pass& b, Prod
   return true;
 }
 
-// Writes kN columns from n0 on of the warp's 16 rows. to(row): where a row of outputs begins, or null. Out: T or float.
+// Writes kN columns from n0 on of the warp's 16 rows, or adds them to what is there. to(row): where a row of outputs
+// begins, or null. Out: T or float.
 template <typename T, typename Out, int kN, typename To>
-__device__ __forceinline__ void write_rows(const float (&d)[128], Shared& s, const Consumer& c, int n0, int d_model, To to) {
+__device__ __forceinline__ void write_rows(const float (&d)[128], Shared& s, const Consumer& c, int n0, int d_model, To to, bool adds = false) {
   constexpr int kColumns = std::min<int>(kN, kResultBytes / sizeof(Out));  // at a time
   unsigned char* out = s.staging + (c.group * 4 + c.warp) * kResultWarp;
   Out* row = c.lane < kResultRows ? to(c.lane) : nullptr;
@@ -127,8 +128,13 @@ __device__ __forceinline__ void write_rows(const float (&d)[128], Shared& s, con
     fence_async_proxy();
     __syncwarp();
     const int left = d_model - n0 - column0;
-    if (row != nullptr && left > 0)
-      bulk_store(row + n0 + column0, out + c.lane * kResultPitch, min(kColumns, left) * static_cast<int>(sizeof(Out)));
+    if (row != nullptr && left > 0) {
+      const int bytes = min(kColumns, left) * static_cast<int>(sizeof(Out));
+      if (adds)
+        bulk_add<Out>(row + n0 + column0, out + c.lane * kResultPitch, bytes);
+      else
+        bulk_store(row + n0 + column0, out + c.lane * kResultPitch, bytes);
+    }
     bulk_commit();
   }
 }

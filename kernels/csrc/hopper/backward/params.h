@@ -39,13 +39,15 @@ struct Backward {
   int rows, d_model, d_ff;
   int blocks;  // of 128 rows
   int panels;  // 64 columns each: the most that a block's union can have; and groups of 64 neurons
-  bool float_weights;  // whether weight gradients are float32
+  bool float_weights;  // whether gradients of weights and biases are float32
+  bool adds, adds_down;  // whether d_gate and d_up, and d_down, hold sums to which gradients are added
 
   const void* x;            // [rows, d_model]
   const void* dy;           // [rows, d_model]
   const void* w_gate;       // [d_ff, d_model]
   const void* w_up;         // [d_ff, d_model]
   const void* w_down;       // [d_ff, d_model]: by neuron
+  const void *b_gate, *b_up;  // [d_ff] or null
   const uint8_t* finite;    // [rows]
   const uint8_t* counted;   // [rows] or null: all
   const float* l1_scale;    // [1]: the gradient of l1 by the number of counted rows
@@ -69,6 +71,8 @@ struct Backward {
 
   void* dx;                 // [rows, d_model]
   void *d_gate, *d_up, *d_down;  // [d_ff, d_model], 16 bits or float32
+  void *d_b_gate, *d_b_up;       // [d_ff] or null: nobody wants them
+  void* d_b_down;                // [d_model] or null
 };
 
 // Each throws std::runtime_error if the driver refuses.
@@ -79,6 +83,8 @@ template <typename T> void launch_token_lists(const Backward&, cudaStream_t);
 template <typename T> void launch_dh(const Backward&, cudaStream_t);
 template <typename T> void launch_dx(const Backward&, cudaStream_t);
 template <typename T> void launch_weights(const Backward&, cudaStream_t);
+template <typename T> void launch_bias_sums(const Backward&, cudaStream_t);   // of gate and up, from the chunks
+template <typename T> void launch_output_sums(const Backward&, cudaStream_t);  // d_b_down, from dy
 // from: [rows, columns]; to: [columns, rows], rounded. For float to float, and to or from T.
 template <typename From, typename To> void launch_transpose(const void* from, void* to, int rows, int columns, cudaStream_t);
 

@@ -1,8 +1,15 @@
+#include "hopper/backward/bias_sums.cuh"
 #include "hopper/backward/dx.cuh"
 #include "hopper/backward/weights.cuh"
 #include "hopper/transpose.cuh"
 
 namespace twell::hopper {
+
+template <>
+void launch_token_lists<TWELL_T>(const Backward& b, cudaStream_t stream) {
+  launch_lists_of(b, stream);
+  launch_overlapping(place_values, b.blocks + b.panels * kZeroSlices, kListThreads, b.panels * 32, 1, stream, b);
+}
 
 template <>
 void launch_dx<TWELL_T>(const Backward& b, cudaStream_t stream) {
@@ -12,6 +19,17 @@ void launch_dx<TWELL_T>(const Backward& b, cudaStream_t stream) {
 template <>
 void launch_weights<TWELL_T>(const Backward& b, cudaStream_t stream) {
   launch_weights_product<WeightsJob<TWELL_T, float>, WeightsJob<TWELL_T, TWELL_T>>(b, stream);
+}
+
+template <>
+void launch_bias_sums<TWELL_T>(const Backward& b, cudaStream_t stream) {
+  launch_neuron_sums<WeightsJob<TWELL_T, float>>(b, b.panels, stream);
+}
+
+template <>
+void launch_output_sums<TWELL_T>(const Backward& b, cudaStream_t stream) {
+  const int slabs = (b.d_model + kSlab - 1) / kSlab;
+  launch_overlapping(sum_outputs<TWELL_T>, slabs * kSumCtas, kSumThreads, 0, kSumCtas, stream, b);
 }
 
 template <typename From, typename To>

@@ -33,15 +33,20 @@ struct WeightsJob {
   __device__ __forceinline__ int row(int group, int step, int place) const {
     return b.tokens[static_cast<int64_t>(group) * b.blocks * kBlockRows + step * kChunk + place];
   }
+  // The r-th neuron of a group, or -1.
+  __device__ __forceinline__ int neuron(int group, int r) const {
+    const int rank = group * kListNeurons + r;
+    return rank < b.d_ff ? b.neuron_at[rank] : -1;
+  }
   template <int kN>
   __device__ __forceinline__ void write(float (&d)[128], Shared& s, const SharedPiece& piece, const Consumer& c) const {
     const bool light = is_light(piece.column);
     Out* const matrix = static_cast<Out*>(light ? b.d_down : c.group == 0 ? b.d_up : b.d_gate);
     const int n0 = first_output(piece.column) + (light ? c.column0 : 0);
     write_rows<T, Out, kN>(d, s, c, n0, b.d_model, [&](int r) {
-      const int rank = piece.item * kListNeurons + c.warp * 16 + r;
-      return rank < b.d_ff ? matrix + static_cast<int64_t>(b.neuron_at[rank]) * b.d_model : nullptr;
-    });
+      const int of = neuron(piece.item, c.warp * 16 + r);
+      return of >= 0 ? matrix + static_cast<int64_t>(of) * b.d_model : nullptr;
+    }, light ? b.adds_down : b.adds);
   }
 };
 

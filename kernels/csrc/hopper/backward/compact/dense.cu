@@ -1,5 +1,7 @@
 #include "hopper/backward/compact/dense.cuh"
 
+#include "hopper/backward/bias_sums.cuh"
+
 namespace twell::hopper {
 
 template <>
@@ -20,6 +22,11 @@ void launch_dense_dx<TWELL_T>(const CompactBackward& b, cudaStream_t stream) {
 template <>
 void launch_dense_weights<TWELL_T>(const CompactBackward& b, cudaStream_t stream) {
   launch_weights_product<DenseWeightsJob<TWELL_T, float>, DenseWeightsJob<TWELL_T, TWELL_T>>(b, stream);
+}
+
+template <>
+void launch_dense_bias_sums<TWELL_T>(const CompactBackward& b, cudaStream_t stream) {
+  launch_neuron_sums<DenseWeightsJob<TWELL_T, float>>(b, b.count, stream);
 }
 
 }  // namespace twell::hopper

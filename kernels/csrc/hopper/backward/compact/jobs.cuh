@@ -7,7 +7,8 @@
 
 namespace twell::hopper {
 
-__device__ __forceinline__ bool needs_no_products(const CompactBackward& b) { return *b.fits == 0; }
+__device__ __forceinline__ bool needs_no_products(const CompactBackward& b) { return *b.fits <= 0; }
+__device__ __forceinline__ bool needs_no_passes(const CompactBackward& b) { return *b.fits != 0; }
 
 __device__ __forceinline__ int64_t first_panel(const CompactBackward& b, int block, int which) {
   const int start = b.panel_starts[block];
@@ -49,7 +50,7 @@ template <typename T>
 struct DenseDxJob : DxJob<T, CompactBackward> {
   using DxJob<T, CompactBackward>::b;
   __device__ __forceinline__ explicit DenseDxJob(const CompactBackward& pass) : DxJob<T, CompactBackward>{pass} {}
-  __device__ __forceinline__ bool is_needless() const { return !needs_no_products(b); }
+  __device__ __forceinline__ bool is_needless() const { return needs_no_passes(b); }
   __device__ __forceinline__ int items() const { return b.count; }
   __device__ __forceinline__ int steps(int) const { return 2 * b.panels; }
   __device__ __forceinline__ const void* panel(int item, int, int step, int) const {
@@ -72,7 +73,7 @@ template <typename T, typename Out>
 struct DenseWeightsJob : WeightsJob<T, Out, CompactBackward> {
   using WeightsJob<T, Out, CompactBackward>::b;
   __device__ __forceinline__ explicit DenseWeightsJob(const CompactBackward& pass) : WeightsJob<T, Out, CompactBackward>{pass} {}
-  __device__ __forceinline__ bool is_needless() const { return !needs_no_products(b); }
+  __device__ __forceinline__ bool is_needless() const { return needs_no_passes(b); }
   __device__ __forceinline__ int items() const { return b.count; }
   __device__ __forceinline__ int steps(int) const { return chunks_of(b.rows); }
   __device__ __forceinline__ const void* panel(int item, int column, int step, int) const {
@@ -83,15 +84,19 @@ struct DenseWeightsJob : WeightsJob<T, Out, CompactBackward> {
     const int row = step * kChunk + place;
     return row < b.rows && b.finite[row] ? row : -1;
   }
+  __device__ __forceinline__ int neuron(int item, int r) const {
+    const int of = (b.first + item) * kListNeurons + r;
+    return of < b.d_ff ? of : -1;
+  }
   template <int kN>
   __device__ __forceinline__ void write(float (&d)[128], Shared& s, const SharedPiece& piece, const Consumer& c) const {
     const bool light = this->is_light(piece.column);
     Out* const matrix = static_cast<Out*>(light ? b.d_down : c.group == 0 ? b.d_up : b.d_gate);
     const int n0 = this->first_output(piece.column) + (light ? c.column0 : 0);
     write_rows<T, Out, kN>(d, s, c, n0, b.d_model, [&](int r) {
-      const int neuron = (b.first + piece.item) * kListNeurons + c.warp * 16 + r;
-      return neuron < b.d_ff ? matrix + static_cast<int64_t>(neuron) * b.d_model : nullptr;
-    });
+      const int of = neuron(piece.item, c.warp * 16 + r);
+      return of >= 0 ? matrix + static_cast<int64_t>(of) * b.d_model : nullptr;
+    }, light ? b.adds_down : b.adds);
   }
 };
 

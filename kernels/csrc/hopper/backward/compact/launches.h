@@ -11,6 +11,7 @@ struct CompactSizes {
   int groups, blocks;       // of neurons and of rows, in each of the dense passes
   bool sums_in_gradients;   // whether sums of tiles of dx fit into d_gate and d_up, which are written after dx; else `sums` has them
   bool sums_in_dx;          // whether those of the dense gradients of weights fit into dx, which is written after them
+  bool at_once;             // whether the arena has room for all values as matrices, and is to be used so
 };
 
 // sums: two sides for tiles of dx, or null; plain: without an up branch, b.w_up being zeros. b.panels_of_rows: the arena
@@ -34,8 +35,11 @@ void launch_compact(const Backward& b, int* panel_starts, uint32_t* chunk_starts
   else
     share_sums(sums, static_cast<char*>(sums) + kSide);
   launch_compact_dx<T>(c, on);
+  const bool biased = b.d_b_gate != nullptr || b.d_b_up != nullptr;
   share_sums(arena, arena + kSideOfTwo);
   launch_compact_weights<T>(c, on);
+  if (biased) launch_compact_bias_sums<T>(c, on);
+  if (sizes.at_once && !plain && b.b_gate == nullptr && b.b_up == nullptr) lies_at(arena), launch_at_once<T>(c, on);
   if (sizes.sums_in_dx)
     share_sums(b.dx, static_cast<char*>(b.dx) + kSideOfTwo);
   else
@@ -44,6 +48,7 @@ void launch_compact(const Backward& b, int* panel_starts, uint32_t* chunk_starts
     c.count = sizes.groups < b.panels - c.first ? sizes.groups : b.panels - c.first;
     launch_dense_values<T>(c, true, on);
     launch_dense_weights<T>(c, on);
+    if (biased) launch_dense_bias_sums<T>(c, on);
   }
   share_sums(arena, arena + kSide);
   lies_at(arena + 2 * kSide);
@@ -52,6 +57,7 @@ void launch_compact(const Backward& b, int* panel_starts, uint32_t* chunk_starts
     launch_dense_values<T>(c, false, on);
     launch_dense_dx<T>(c, on);
   }
+  if (b.d_b_down != nullptr) launch_output_sums<T>(b, on);
 }
 
 }  // namespace twell::hopper

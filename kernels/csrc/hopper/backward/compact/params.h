@@ -17,7 +17,8 @@ struct CompactBackward : Backward {
   int64_t arena_bytes;     // of the arena, which `panels_of_rows` and `chunks` both point at
   int* panel_starts;       // [blocks + 1]: panels of the unions before each block's
   uint32_t* chunk_starts;  // [panels]: where each group's chunks begin, in values from the arena's first on
-  int* fits;               // [1]: whether all of it fits; written with the lists
+  // [1]: 1, all of it fits; 0, it does not, and passes are dense; -1, and it is dense at once. Written with the lists
+  int* fits;
   float* sides[2];         // sums of tiles that several CTAs share: of those that begin a CTA's share, and that end it
   bool plain;              // without an up branch: up values are 1
   int first, count;        // of a dense launch: the groups of neurons, or the blocks of rows, that it is about
@@ -31,5 +32,10 @@ template <typename T> void launch_compact_weights(const CompactBackward&, cudaSt
 template <typename T> void launch_dense_values(const CompactBackward&, bool by_neuron, cudaStream_t);
 template <typename T> void launch_dense_dx(const CompactBackward&, cudaStream_t);
 template <typename T> void launch_dense_weights(const CompactBackward&, cudaStream_t);
+// All gradients of a dense pass in at_once.cuh's way, if it can be.
+template <typename T> void launch_at_once(const CompactBackward&, cudaStream_t);
+// Gradients of the gate's and the up biases, from the chunks of a pass that fits, or of a dense launch.
+template <typename T> void launch_compact_bias_sums(const CompactBackward&, cudaStream_t);
+template <typename T> void launch_dense_bias_sums(const CompactBackward&, cudaStream_t);
 
 }  // namespace twell::hopper

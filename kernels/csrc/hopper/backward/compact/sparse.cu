@@ -1,3 +1,4 @@
+#include "hopper/backward/bias_sums.cuh"
 #include "hopper/backward/compact/jobs.cuh"
 #include "hopper/backward/dh.cuh"
 
@@ -22,6 +23,11 @@ void launch_compact_dx<TWELL_T>(const CompactBackward& b, cudaStream_t stream) {
 template <>
 void launch_compact_weights<TWELL_T>(const CompactBackward& b, cudaStream_t stream) {
   launch_weights_product<CompactWeightsJob<TWELL_T, float>, CompactWeightsJob<TWELL_T, TWELL_T>>(b, stream);
+}
+
+template <>
+void launch_compact_bias_sums<TWELL_T>(const CompactBackward& b, cudaStream_t stream) {
+  launch_neuron_sums<CompactWeightsJob<TWELL_T, float>>(b, b.panels, stream);
 }
 
 }  // namespace twell::hopper

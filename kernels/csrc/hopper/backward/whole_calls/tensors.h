@@ -119,6 +119,10 @@ struct BackwardTensors {
   const Offsets& offsets;
   // as for ffn_of, in the same workspace; empty if values has room for all. Of a compact pass: its CompactSizes
   const Offsets& repeat;
+
+  Maybe b_gate{}, b_up{};  // as the kernels read them
+  Maybe d_b_gate{}, d_b_up{}, d_b_down{};  // [d_ff] and [d_model], as the weights' gradients: of those that are wanted
+  bool adds = false, adds_down = false;    // whether d_gate and d_up, and d_down, are added to
 };
 
 inline Maybe zeros_without(const Maybe& w_up, const Tensor& w_gate) {
@@ -133,8 +137,9 @@ inline void launch_compact_pass(Backward b, const BackwardTensors& t, cudaStream
   char *sums, *arena;
   WorkspaceTensor{t.workspace, t.offsets}.point(b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.tasks,
         b.task_count, panel_starts, chunk_starts, fits, sums, b.arrived, arena);
-  if (t.repeat.size() != 5) throw std::runtime_error("sizes of a compact pass: expected 5, got " + std::to_string(t.repeat.size()));
-  const CompactSizes sizes{t.repeat[0], static_cast<int>(t.repeat[1]), static_cast<int>(t.repeat[2]), t.repeat[3] != 0, t.repeat[4] != 0};
+  if (t.repeat.size() != 6) throw std::runtime_error("sizes of a compact pass: expected 6, got " + std::to_string(t.repeat.size()));
+  const CompactSizes sizes{t.repeat[0], static_cast<int>(t.repeat[1]), static_cast<int>(t.repeat[2]), t.repeat[3] != 0, t.repeat[4] != 0,
+                           t.repeat[5] != 0};
   b.panels_of_rows = arena;
   launch_compact<Value>(b, panel_starts, chunk_starts, fits, sums, !t.w_up, sizes, on);
 }
@@ -148,7 +153,9 @@ inline void launch_backward(const BackwardTensors& t, void* dx, void* d_gate, vo
   b.x = address(t.x), b.dy = address(t.dy), b.w_gate = address(t.w_gate), b.w_up = address(t.w_up ? t.w_up : t.zeros), b.w_down = address(t.w_down);
   b.finite = as<uint8_t>(t.finite), b.counted = as<uint8_t>(t.counted), b.l1_scale = t.l1_scale;
   b.kept = kept_of(t.values, t.unions, t.tables, b.blocks, b.panels, b.d_ff, nullptr);
-  b.dx = dx, b.d_gate = d_gate, b.d_up = d_up, b.d_down = d_down;
+  b.dx = dx, b.d_gate = d_gate, b.d_up = d_up, b.d_down = d_down, b.adds = t.adds, b.adds_down = t.adds_down;
+  b.b_gate = address(t.b_gate), b.b_up = address(t.b_up);
+  b.d_b_gate = address(t.d_b_gate), b.d_b_up = address(t.d_b_up), b.d_b_down = address(t.d_b_down);
   if (t.offsets.size() == kCompactOffsets) return launch_compact_pass(b, t, on);
   Kept again{};
   uint8_t* finite_again = nullptr;
@@ -157,12 +164,16 @@ inline void launch_backward(const BackwardTensors& t, void* dx, void* d_gate, vo
   if (!t.repeat.empty()) {
     const Kept kept = b.kept;
     b.kept.positions = again.positions, b.kept.gates = again.gates, b.kept.hidden = again.hidden, b.kept.starts = again.starts;
-    repeat_forward(b, ffn_of(t.x, t.w_gate, t.w_up, t.w_down, t.workspace, t.repeat), kept, finite_again, on);
+    Ffn f = ffn_of(t.x, t.w_gate, t.w_up, t.w_down, t.workspace, t.repeat);
+    f.b_gate = b.b_gate, f.b_up = b.b_up;
+    repeat_forward(b, f, kept, finite_again, on);
   }
   launch_token_lists<Value>(b, on);
   launch_dh<Value>(b, on);
   launch_dx<Value>(b, on);
   launch_weights<Value>(b, on);
+  if (b.d_b_gate != nullptr || b.d_b_up != nullptr) launch_bias_sums<Value>(b, on);
+  if (b.d_b_down != nullptr) launch_output_sums<Value>(b, on);
 }
 
 // Launches the transpose of a matrix, of float32 or bfloat16, to `to`: bfloat16, or float32 from float32.

@@ -1,0 +1,117 @@
+"""The faults that `training_mutants.py` puts into the training kernels: what stands there, and what instead."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+BACKWARD = "hopper/backward/"
+
+
+class Mutant(NamedTuple):
+    """A fault. path: under csrc/; line: an expression or statement that stands there once; fault: the expression in its
+    place, or None for a statement that is left out"""
+
+    path: str
+    line: str
+    fault: str | None
+
+
+def _of(file: str, *faults: tuple[str, str | None]) -> list[Mutant]:
+    return [Mutant(BACKWARD + file, line, fault) for line, fault in faults]
+
+
+MUTANTS = [
+    *_of(
+        "keep.cuh",
+        ("before[neuron >> 5] + __popc(bits[neuron >> 5] & ((1u << (neuron & 31)) - 1))", "before[neuron >> 5]"),
+        ("(((column >> 3) ^ (row & 7)) << 3)", "((column >> 3) << 3)"),
+        ("slot + 1", "slot"),
+        ("others += cta == rank ? all : 0;", None),
+        ("first + sum <= k.capacity", "first + sum < k.capacity"),
+        ("*listed > kListed", "*listed > 2 * kListed"),
+        (
+            "counts_here && column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns",
+            "column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns",
+        ),
+        ("(used + 7) / 8", "used / 8"),
+        ("sum + upto - all + others", "sum + upto - all"),
+        (
+            "(in_union / kPanelColumns % 4) << 13 | in_block << 6 | in_union % kPanelColumns",
+            "(in_union / kPanelColumns % 4) << 13 | in_block << 6 | in_union % 32",
+        ),
+    ),
+    *_of(
+        "dh.cuh",
+        ("position >> 6 & 127", "position >> 6 & 63"),
+        ("((position >> 13) - task.panel) & 3", "(position >> 13) & 3"),
+        ("h > 0.f ? l1_scale : -l1_scale", "l1_scale"),
+        ("b.kept.order[position]", "min(position, b.rows - 1)"),
+        ("slope *= 2.f * sqrtf(g);", None),
+        ("dh * slope", "dh * h"),
+        ("mine + kHeld * kConsumers", "mine + (kHeld + 1) * kConsumers"),
+        ("half * kListNeurons * kChunk", "0"),
+        ("values.put(b, s, task, 1);", None),
+        ("i < task.panels * (kPanelBytes / 16)", "i < (task.panels - 1) * (kPanelBytes / 16)"),
+    ),
+    *_of(
+        "token_lists.cuh",
+        ("other < neuron", "other <= neuron"),
+        ("ranks[rank] / kListNeurons * 4 + row / 32", "ranks[rank] / kListNeurons * 4 + row / 64"),
+        ("total + upto - mine", "upto - mine"),
+        ("i < warp ? sums[i] : 0", "i <= warp ? sums[i] : 0"),
+        ("(((column >> 3) ^ (neuron & 7)) << 3)", "((column >> 3) << 3)"),
+        ("static_cast<int64_t>(chunks) * kUnits", "static_cast<int64_t>(chunks - 1) * kUnits"),
+        ("8 * consecutive", "8"),
+        ("*b.task_count = 0;", None),
+    ),
+    *_of(
+        "gathered_product.cuh",
+        ("piece.final - piece.owner", "max(piece.final - piece.owner - 1, 0)"),
+        ("if (memory.last) *arrived = 0;", None),
+        ("__ldcg(part + i * kConsumers)", "__ldcg(part)"),
+        ("((lane ^ r) & 7)", "(lane & 7)"),
+        ("job.row(piece.item, step + 1, place)", "job.row(piece.item, step, place)"),
+        ("min(kColumns, left)", "kColumns"),
+    ),
+    *_of(
+        "dx.cuh",
+        ("step < half ? step : step - half", "step < half ? step : 0"),
+        ("step < steps / 2 ? b.w_up : b.w_gate", "step < steps / 2 ? b.w_gate : b.w_up"),
+        ("row >= b.rows || b.finite[row]", "true"),
+    ),
+    *_of(
+        "weights.cuh",
+        ("is_light(column) ? 2 * kListNeurons * kChunk : 0", "0"),
+        ("is_light(column) ? b.dy : b.x", "b.x"),
+        ("b.neuron_at[rank]", "rank"),
+        ("c.group == 0 ? b.d_up : b.d_gate", "c.group == 0 ? b.d_gate : b.d_up"),
+        ("light ? b.adds_down : b.adds", "b.adds"),
+    ),
+    *_of(
+        "bias_sums.cuh",
+        ("which == 0 ? b.d_b_up : b.d_b_gate", "which == 0 ? b.d_b_gate : b.d_b_up"),
+        ("steps * rank / kSumCtas", "max(steps * rank / kSumCtas - 1, 0)"),
+        ("column >= b.d_model || !b.finite[row]", "column >= b.d_model"),
+        ("__shfl_xor_sync(~0u, sum[i], 16)", "0.f"),
+    ),
+    *_of(
+        "compact/lists.cuh",
+        ("(starts[group] + token / kChunk) * kChunkValues", "starts[group] * kChunkValues"),
+        ("b.panel_starts[block] = sum + upto - mine", "b.panel_starts[block] = upto - mine"),
+        ("starts[group] = sum + upto - mine", "starts[group] = upto - mine"),
+    ),
+    *_of(
+        "compact/jobs.cuh",
+        ("row < b.rows && b.finite[row] ? row : -1", "row < b.rows ? row : -1"),
+        ("which * (b.panel_starts[block + 1] - start)", "which"),
+    ),
+    *_of(
+        "compact/dense.cuh",
+        ("h > 0.f ? l1_scale[i % 2] : -l1_scale[i % 2]", "l1_scale[i % 2]"),
+        ("there[i % 2] && g > 0.f", "there[i % 2]"),
+        ("if (!there[i % 2]) hidden[i] = 0;", None),
+        ("((chunk ^ (c.lane & 7)) << 4)", "(chunk << 4)"),
+        ("half_of<T>(gate[i], 1) * u[2 * i + 1]", "half_of<T>(gate[i], 1)"),
+        ("z[4 * j + 3] += high", "z[4 * j + 3] += 0.f"),
+    ),
+]
