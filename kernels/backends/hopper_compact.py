@@ -10,7 +10,7 @@ repeated value by value: other launches, which return at once in every call that
 They go over groups of neurons for the weights' gradients and over blocks of rows for dx, PASSES of each at most, in the
 same arena. Each gradient is one sum in float32, whichever way it is made; same call, same bits.
 With AT_ONCE, and an arena that has room for du, dg and h of all neurons and rows, five products do it instead, unless
-a row is not finite, or the FFN is plain or biased.
+a row is not finite.
 
 Sums of tiles that several multiprocessors share lie where results or panels are not yet or no longer: those of dx in
 the gradients of w_gate and w_up, those of weights where the panels were, or, of dense ones, in dx.

@@ -91,7 +91,7 @@ MUTANTS = [
         "bias_sums.cuh",
         ("which == 0 ? b.d_b_up : b.d_b_gate", "which == 0 ? b.d_b_gate : b.d_b_up"),
         ("steps * rank / kSumCtas", "max(steps * rank / kSumCtas - 1, 0)"),
-        ("column >= b.d_model || !b.finite[row]", "column >= b.d_model"),
+        ("m.finite != nullptr && !m.finite[row]", "false"),
         ("__shfl_xor_sync(~0u, sum[i], 16)", "0.f"),
     ),
     *_of(
@@ -104,6 +104,7 @@ MUTANTS = [
         "compact/jobs.cuh",
         ("row < b.rows && b.finite[row] ? row : -1", "row < b.rows ? row : -1"),
         ("which * (b.panel_starts[block + 1] - start)", "which"),
+        ("z[4 * j + 3] += high", "z[4 * j + 3] += 0.f"),
     ),
     *_of(
         "compact/dense.cuh",
@@ -112,6 +113,19 @@ MUTANTS = [
         ("if (!there[i % 2]) hidden[i] = 0;", None),
         ("((chunk ^ (c.lane & 7)) << 4)", "(chunk << 4)"),
         ("half_of<T>(gate[i], 1) * u[2 * i + 1]", "half_of<T>(gate[i], 1)"),
-        ("z[4 * j + 3] += high", "z[4 * j + 3] += 0.f"),
+    ),
+    *_of(
+        "compact/at_once.cuh",
+        ("h > 0.f ? l1_scale[i % 2] : -l1_scale[i % 2]", "l1_scale[i % 2]"),
+        ("(kPanel + 2) * kBox", "kPanel * kBox"),
+        ("n0 + rank * (kTileN / 2)", "n0"),
+        ("product == 2 ? b.adds_down : b.adds", "b.adds"),
+        ("__syncthreads_and(finite)", "__syncthreads_and(true)"),
+        (
+            "product == 0 ? b.d_up : product == 1 ? b.d_gate : b.d_down",
+            "product == 0 ? b.d_gate : product == 1 ? b.d_up : b.d_down",
+        ),
+        ("maps.b[product + part]", "maps.b[product]"),
+        ("g > 0.f ? dh * slope : 0.f", "dh * slope"),
     ),
 ]

@@ -1,9 +1,10 @@
 """Run under compute-sanitizer training calls that take every path of the backward pass on small shapes.
 
-python sanitized_training.py worst fits dense passes    or some of them
+python sanitized_training.py worst fits dense passes at_once biased    or some of them
 
 `worst`: in the workspace of the worst case; the others in compact ones (`hopper_compact`): what is kept fits; it does
-not, and all is computed densely; likewise, in as many passes as there can be. Forward passes take 1 024 rows at a time.
+not, and all is computed densely; likewise, in as many passes as there can be; at once. `biased`: what fits and what
+does not, with biases. Forward passes take 1 024 rows at a time.
 
 Not for initcheck, which does not follow what bulk copies write: all panels and chunks.
 """
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from support import gpu_training
+from torch import Tensor
 
 from twell.kernels.backends import hopper_backward, hopper_compact
 
@@ -23,36 +25,62 @@ from twell.kernels.backends import hopper_backward, hopper_compact
 SHAPES = ((1290, 136, 328), (700, 264, 520), (1, 64, 72))
 
 
-def worst() -> dict[str, int]:
-    """Return the options of calls in the workspace of the worst case."""
+Options = dict[str, int]
+
+
+def worst() -> Iterator[Options]:
+    """Yield the options of calls in the workspace of the worst case."""
     hopper_compact.ENABLED = False
-    return {}
+    yield {}
 
 
-def fits() -> dict[str, int]:
-    """Let compact workspaces hold all that is kept, and return the options of calls."""
+def fits() -> Iterator[Options]:
+    """Let compact workspaces hold all that is kept, and yield the options of calls."""
     hopper_compact.ENABLED, hopper_compact.FORWARD_ROWS, hopper_compact.ROOM = True, 1024, 1e6
-    return {"capacity": 2**14}
+    yield {"capacity": 2**14}
 
 
-def dense() -> dict[str, int]:
-    """Let calls keep a value a row, and return their options."""
+def dense() -> Iterator[Options]:
+    """Let calls keep a value a row, and yield their options."""
     hopper_compact.ENABLED, hopper_compact.FORWARD_ROWS = True, 1024
-    return {"capacity": 1}
+    yield {"capacity": 1}
 
 
-def passes() -> dict[str, int]:
-    """Leave compact workspaces what `PASSES` dense passes need, and return the options of calls."""
+def passes() -> Iterator[Options]:
+    """Leave compact workspaces what `PASSES` dense passes need, and yield the options of calls."""
     hopper_compact.ROOM, hopper_compact.SMALL = 0.0, 0
-    return dense()
+    yield from dense()
 
 
-CALLS: dict[str, Callable[[], dict[str, int]]] = {"worst": worst, "fits": fits, "dense": dense, "passes": passes}
+def at_once() -> Iterator[Options]:
+    """Let what does not fit be computed at once, and yield the options of calls."""
+    hopper_compact.AT_ONCE, hopper_compact.ROOM = True, 1e6
+    yield from dense()
+    hopper_compact.AT_ONCE = False
+
+
+def biased() -> Iterator[Options]:
+    """Yield the options of calls with biases."""
+    hopper_backward.BIASES = True
+    yield from worst()
+    yield from fits()
+    yield from dense()
+
+
+CALLS: dict[str, Callable[[], Iterator[Options]]] = {
+    "worst": worst, "fits": fits, "dense": dense, "passes": passes, "at_once": at_once, "biased": biased
+}  # fmt: skip
 
 
 def refuses() -> str | None:
     """Return why no training call runs here, or None. Build the kernels to find out."""
     return hopper_backward.refuses(torch.device("cuda"), torch.bfloat16, 64, 64, 1, True, False, "relu")
+
+
+def biases(d_model: int, d_ff: int) -> list[Tensor]:
+    """Return those of gate, up and down."""
+    sizes = (d_ff, d_ff, d_model)
+    return [torch.full((many,), 0.1, dtype=torch.bfloat16, device="cuda").requires_grad_() for many in sizes]
 
 
 def main(names: list[str]) -> None:
@@ -61,12 +89,13 @@ def main(names: list[str]) -> None:
         sys.exit(reason)
     began = time.perf_counter()
     for name in names:
-        options = CALLS[name]()
-        for shape in SHAPES:
-            for shift in (-2.2, 60.0):
-                gpu_training.ours(gpu_training.made(*shape, shift), **options)
-                torch.cuda.synchronize()
-                print(name, *shape, shift, f"{time.perf_counter() - began:.1f} s", flush=True)
+        for options in CALLS[name]():
+            for shape in SHAPES:
+                for shift in (-2.2, 60.0):
+                    tensors = gpu_training.made(*shape, shift)
+                    gpu_training.ours([*tensors, *(biases(*shape[1:]) if name == "biased" else [])], **options)
+                    torch.cuda.synchronize()
+                    print(name, *shape, shift, f"{time.perf_counter() - began:.1f} s", flush=True)
     print("all done")
 
 

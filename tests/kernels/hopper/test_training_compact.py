@@ -92,7 +92,7 @@ def test_what_fits_takes_the_sparse_products(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_which_calls_are_dense_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gated ones whose rows are all finite, in an arena with room for all values, and what does not fit alone."""
+    """Those whose rows are all finite, in an arena with room for all values, and what does not fit alone."""
     monkeypatch.setattr(whole_calls, "ENABLED", False)
     tensors = made(1025, 512, 1024, -1.0)
     at_once(monkeypatch)
@@ -104,7 +104,7 @@ def test_which_calls_are_dense_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         with torch.no_grad():
             x[7] = torch.nan
         ours(tensors, capacity=1)
-    assert fits == [-1, 1, 0, 0]
+    assert fits == [-1, 1, -1, 0]
 
 
 @pytest.mark.parametrize("shift", [-1.0, 60.0], ids=["some", "all alive"])

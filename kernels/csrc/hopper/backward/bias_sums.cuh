@@ -75,19 +75,31 @@ __global__ void __launch_bounds__(kSumThreads) sum_neurons(const __grid_constant
   cluster_sync();  // no CTA ends while another may still read its sums
 }
 
+// Sums of a matrix's columns.
+struct ColumnSums {
+  const void* matrix;  // [rows, width]
+  void* to;            // [width]
+  int rows, width;
+  bool as_float;          // whether `to` is float32
+  const uint8_t* finite;  // [rows]: rows that count, or null: all
+  const int* asked;       // null, or [1]: nothing is done unless it is `answer`
+  int answer;
+};
+
 template <typename T>
-__global__ void __launch_bounds__(kSumThreads) sum_outputs(const __grid_constant__ Backward b) {
+__global__ void __launch_bounds__(kSumThreads) sum_columns(const __grid_constant__ ColumnSums m) {
   constexpr int kRows = kSumThreads / 8;  // at a time
   __shared__ float sums[kSumThreads / 32][kSlab], of_cta[kSlab];
   let_next_launch();
   wait_for_launches();
+  if (m.asked != nullptr && *m.asked != m.answer) return;
   const int first = static_cast<int>(blockIdx.x) / kSumCtas * kSlab, rank = cluster_rank(), thread = threadIdx.x, part = thread % 8;
-  const int end = static_cast<int>(static_cast<int64_t>(b.rows) * (rank + 1) / kSumCtas), column = first + 8 * part;
+  const int end = static_cast<int>(static_cast<int64_t>(m.rows) * (rank + 1) / kSumCtas), column = first + 8 * part;
   float sum[8] = {};
 #pragma unroll 4
-  for (int row = static_cast<int>(static_cast<int64_t>(b.rows) * rank / kSumCtas) + thread / 8; row < end; row += kRows) {
-    if (column >= b.d_model || !b.finite[row]) continue;
-    const uint4 unit = *reinterpret_cast<const uint4*>(static_cast<const T*>(b.dy) + static_cast<int64_t>(row) * b.d_model + column);
+  for (int row = static_cast<int>(static_cast<int64_t>(m.rows) * rank / kSumCtas) + thread / 8; row < end; row += kRows) {
+    if (column >= m.width || (m.finite != nullptr && !m.finite[row])) continue;
+    const uint4 unit = *reinterpret_cast<const uint4*>(static_cast<const T*>(m.matrix) + static_cast<int64_t>(row) * m.width + column);
     const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i] += half_of<T>(words[i / 2], i % 2);
@@ -107,10 +119,16 @@ __global__ void __launch_bounds__(kSumThreads) sum_outputs(const __grid_constant
   cluster_sync();
   if (rank == 0 && thread < kSlab) {
     const float total = add_ctas(of_cta + thread);
-    if (first + thread < b.d_model) write_sum<T>(b.d_b_down, first + thread, total, b.float_weights);
+    if (first + thread < m.width) write_sum<T>(m.to, first + thread, total, m.as_float);
   }
   __syncthreads();
   cluster_sync();
+}
+
+template <typename T>
+void launch_column_sums(const ColumnSums& sums, cudaStream_t stream) {
+  const int slabs = (sums.width + kSlab - 1) / kSlab;
+  launch_overlapping(sum_columns<T>, slabs * kSumCtas, kSumThreads, 0, kSumCtas, stream, sums);
 }
 
 // groups: how many of the job's there are

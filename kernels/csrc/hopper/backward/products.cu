@@ -28,8 +28,7 @@ void launch_bias_sums<TWELL_T>(const Backward& b, cudaStream_t stream) {
 
 template <>
 void launch_output_sums<TWELL_T>(const Backward& b, cudaStream_t stream) {
-  const int slabs = (b.d_model + kSlab - 1) / kSlab;
-  launch_overlapping(sum_outputs<TWELL_T>, slabs * kSumCtas, kSumThreads, 0, kSumCtas, stream, b);
+  launch_column_sums<TWELL_T>({b.dy, b.d_b_down, b.rows, b.d_model, b.float_weights, b.finite, nullptr, 0}, stream);
 }
 
 template <typename From, typename To>

@@ -1,5 +1,7 @@
 #include "hopper/backward/compact/at_once.cuh"
 
+#include "hopper/backward/bias_sums.cuh"
+
 namespace twell::hopper {
 
 namespace {
@@ -26,11 +28,12 @@ void launch_at_once<T>(const CompactBackward& b, cudaStream_t stream) {
   const CUtensorMap x = tall(b.x, b.rows, b.d_model), dy = tall(b.dy, b.rows, b.d_model);
   const CUtensorMap g_box = box(g, b.rows, b.d_ff), h_box = box(h, b.rows, b.d_ff), dg_box = box(dg, b.rows, b.d_ff);
   WholeMaps maps{};
-  maps.a[0] = x, maps.b[0] = tall(b.w_gate, b.d_ff, b.d_model), maps.out[0] = g_box;
+  maps.a[0] = x, maps.b[0] = tall(b.w_gate, b.d_ff, b.d_model), maps.out[0] = b.plain ? h_box : g_box;
   launch_whole<Whole::kGate, T>(maps, b, stream);
   maps.b[0] = tall(b.w_up, b.d_ff, b.d_model), maps.in[0] = g_box, maps.out[0] = h_box;
-  launch_whole<Whole::kUp, T>(maps, b, stream);
+  if (!b.plain) launch_whole<Whole::kUp, T>(maps, b, stream);
   maps.a[0] = dy, maps.b[0] = tall(b.w_down, b.d_ff, b.d_model), maps.in[1] = h_box, maps.out[0] = g_box, maps.out[1] = dg_box;
+  if (b.plain) maps.in[0] = h_box;
   launch_whole<Whole::kDh, T>(maps, b, stream);
   maps.a[0] = tall(g, b.rows, b.d_ff), maps.a[1] = tall(dg, b.rows, b.d_ff);
   maps.b[0] = box(b.w_up, b.d_ff, b.d_model), maps.b[1] = box(b.w_gate, b.d_ff, b.d_model);
@@ -38,6 +41,8 @@ void launch_at_once<T>(const CompactBackward& b, cudaStream_t stream) {
   maps.a[0] = g_box, maps.a[1] = dg_box, maps.a[2] = h_box;
   maps.b[0] = maps.b[1] = box(b.x, b.rows, b.d_model), maps.b[2] = box(b.dy, b.rows, b.d_model);
   b.float_weights ? launch_whole<Whole::kWeights, float>(maps, b, stream) : launch_whole<Whole::kWeights, T>(maps, b, stream);
+  if (b.d_b_up != nullptr) launch_column_sums<T>({g, b.d_b_up, b.rows, b.d_ff, b.float_weights, nullptr, b.fits, kAtOnce}, stream);
+  if (b.d_b_gate != nullptr) launch_column_sums<T>({dg, b.d_b_gate, b.rows, b.d_ff, b.float_weights, nullptr, b.fits, kAtOnce}, stream);
 }
 
 }  // namespace twell::hopper

@@ -5,8 +5,9 @@
 //   1. g = act(x Wg^T)                2. h = g (x Wu^T)         3. dh = dy Wd^T, from it du in place of g, and dg
 //   4. dx = du Wu + dg Wg             5. dWu = du^T x, dWg = dg^T x, dWd = h^T dy
 //
-// Bytes from the L2: 32 KB a CTA for 1 024 cycles of products. Of calls whose arena has room for three such matrices, that
-// have an up branch and no biases, and of which every row is finite: others are computed in `dense.cuh`'s passes.
+// A plain FFN has no second product, no du, and h in place of g. Bytes from the L2: 32 KB a CTA for 1 024 cycles of
+// products. Of calls whose arena has room for three such matrices, and of which every row is finite: others are computed
+// in `dense.cuh`'s passes.
 #pragma once
 
 #include "hopper/backward/compact/jobs.cuh"
@@ -18,8 +19,8 @@ constexpr int kFits = 1, kByPasses = 0, kAtOnce = -1;  // values of `fits`
 
 enum class Whole { kGate, kUp, kDh, kDx, kWeights };  // the products
 
-// What a product reads and writes as boxes. a, b: operands of each of its products, or of each part of its sum; in: tiles
-// for the epilogue; out: its results, unless rows are written.
+// What a product reads and writes as boxes. a, b: operands of each of its products (of du, dg and h), or of each part of
+// its sum (of du and dg); in: tiles for the epilogue; out: its results, unless rows are written.
 struct WholeMaps {
   CUtensorMap a[3], b[3], in[2], out[2];
 };
@@ -39,17 +40,20 @@ struct WholeTiles {
   static constexpr bool kValues = kWhole <= Whole::kDh, kOfNeurons = kWhole == Whole::kWeights;
   static constexpr int kProducts = kOfNeurons ? 3 : 1, kParts = kWhole == Whole::kDx ? 2 : 1;
   int height, width, steps, pairs, columns;  // steps: of each part of the sum; pairs: of tiles, one above the other
-  __device__ __forceinline__ explicit WholeTiles(const Backward& b)
+  int first;  // the first product, or the first part of the sum: 1 without du
+  __device__ __forceinline__ explicit WholeTiles(const CompactBackward& b)
       : height(kOfNeurons ? b.d_ff : b.rows), width(kValues ? b.d_ff : b.d_model) {
     const int depth = kOfNeurons ? b.rows : kValues ? b.d_model : b.d_ff;
+    first = b.plain && (kOfNeurons || kWhole == Whole::kDx);
     steps = (depth + kTileK - 1) / kTileK, pairs = (height + 2 * kTileM - 1) / (2 * kTileM), columns = (width + kTileN - 1) / kTileN;
   }
+  __device__ __forceinline__ int all_steps() const { return kWhole == Whole::kDx ? (kParts - first) * steps : steps; }
   // Calls work(product, first row, first column) for this CTA's tiles.
   template <typename Work>
   __device__ __forceinline__ void each(int rank, Work work) const {
-    const int clusters = gridDim.x / 2, of_product = pairs * columns;
+    const int clusters = gridDim.x / 2, of_product = pairs * columns, first_tile = kOfNeurons ? first * of_product : 0;
 #pragma unroll 1
-    for (int t = blockIdx.x / 2; t < kProducts * of_product; t += clusters) {
+    for (int t = first_tile + blockIdx.x / 2; t < kProducts * of_product; t += clusters) {
       const int tile = t % of_product;
       work(t / of_product, (tile / columns * 2 + rank) * kTileM, tile % columns * kTileN);
     }
@@ -84,7 +88,7 @@ __device__ __forceinline__ void produce_whole(const WholeMaps& maps, Shared& s, 
   ring.phase = 1;
   tiles.each(rank, [&](int product, int m0, int n0) {
 #pragma unroll 1
-    for (int part = 0; part < Tiles::kParts; ++part) {
+    for (int part = kWhole == Whole::kDx ? tiles.first : 0; part < Tiles::kParts; ++part) {
       const CUtensorMap *a = &maps.a[product + part], *b = &maps.b[product + part];
 #pragma unroll 1
       for (int step = 0; step < tiles.steps; ++step, ring.next()) {
@@ -117,7 +121,9 @@ __device__ __forceinline__ void send_box(const CUtensorMap& map, const unsigned 
 
 // g of a tile from its sums.
 template <typename T>
-__device__ __forceinline__ void finish_gate(const float (&d)[128], const WholeMaps& maps, Shared& s, int m0, int n0, const Consumer& c) {
+__device__ __forceinline__ void finish_gate(float (&d)[128], const CompactBackward& b, const WholeMaps& maps, Shared& s, int m0, int n0,
+                                            const Consumer& c) {
+  add_bias<T, kTileN>(d, b.b_gate, n0, b.d_ff, c.lane);
   if (c.lane == 0) bulk_wait_read<0>();
   c.sync();
   const Corner corner(c.lane);
@@ -185,7 +191,7 @@ __device__ __forceinline__ void finish_dh(const float (&d)[128], const CompactBa
     c.sync();
     if (c.lane == 0 && c.warp / 2 == kPanel % 2) {
       unsigned char* half = half_panel(s, c.warp, c);
-      send_box(maps.out[c.warp % 2], half, n0 + kPanel * kBox, m0 + c.group * 64);
+      if (c.warp % 2 == 1 || !b.plain) send_box(maps.out[c.warp % 2], half, n0 + kPanel * kBox, m0 + c.group * 64);
       if constexpr (kPanel < 2) {
         bulk_wait_read<0>();
         fetch_box(maps.in[c.warp % 2], half, fetched, n0 + (kPanel + 2) * kBox, m0 + c.group * 64);
@@ -215,11 +221,12 @@ __device__ __forceinline__ void consume_whole(const WholeMaps& maps, const Compa
       fetch_box(maps.in[kUp ? 0 : c.warp % 2], half_panel(s, c.warp, c), &m.fetched[c.group][kUp ? 0 : panel], n0 + panel * kBox,
                 m0 + c.group * 64);
     };
-    multiply<T, kTileN, !Tiles::kValues, 2, Tiles::kOfNeurons>(d, s, ring, Tiles::kParts * tiles.steps, false, c, fetch);
+    multiply<T, kTileN, !Tiles::kValues, 2, Tiles::kOfNeurons>(d, s, ring, tiles.all_steps(), false, c, fetch);
     if constexpr (kWhole == Whole::kGate) {
-      finish_gate<T>(d, maps, s, m0, n0, c);
+      finish_gate<T>(d, b, maps, s, m0, n0, c);
     } else if constexpr (kWhole == Whole::kUp) {
       wait_as_warp(&m.fetched[c.group][0], phase), phase ^= 1;
+      add_bias<T, kTileN>(d, b.b_up, n0, b.d_ff, c.lane);
       finish_up<T, 4>(d, s, c, false, [](int) { return 0.f; }, [](int) {}, [](int) { return static_cast<int*>(nullptr); });
       fence_async_proxy();
       c.sync();

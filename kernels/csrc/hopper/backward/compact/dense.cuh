@@ -70,19 +70,6 @@ __device__ __forceinline__ void produce_dense(const CUtensorMap& x_map, const CU
 struct DenseValues {
   uint32_t gate[kDensePairs], other[kDensePairs], hidden[kDensePairs];
 
-  // Adds the bias of each column, of neurons from `neuron0` on, to a thread's sums; if there is one.
-  template <typename T>
-  static __device__ __forceinline__ void add_bias(float (&z)[128], const void* bias, int neuron0, int d_ff, int lane) {
-    if (bias == nullptr) return;
-#pragma unroll
-    for (int j = 0; j < kDenseNeurons / 8; ++j) {
-      const int neuron = neuron0 + 8 * j + 2 * (lane & 3);  // even, as d_ff is
-      if (neuron >= d_ff) continue;
-      const uint32_t pair = *reinterpret_cast<const uint32_t*>(static_cast<const T*>(bias) + neuron);
-      const float low = half_of<T>(pair, 0), high = half_of<T>(pair, 1);
-      z[4 * j] += low, z[4 * j + 1] += high, z[4 * j + 2] += low, z[4 * j + 3] += high;
-    }
-  }
   template <typename T>
   __device__ __forceinline__ void take_gate(const float (&z)[128]) {
 #pragma unroll
@@ -178,7 +165,7 @@ __device__ __forceinline__ void consume_dense(const CompactBackward& b, Shared& 
     DenseValues v;
     const auto run = [&] { multiply<T, kDenseNeurons, 0, 1>(d, s, ring, steps, false, c, [] {}); };
     const auto add = [&](const void* bias) {
-      v.template add_bias<T>(d, bias, (tiles.first_group + tile.pair * kDenseGroups) * kListNeurons, b.d_ff, c.lane);
+      add_bias<T, kDenseNeurons>(d, bias, (tiles.first_group + tile.pair * kDenseGroups) * kListNeurons, b.d_ff, c.lane);
     };
     run(), add(b.b_gate);
     v.template take_gate<T>(d);

@@ -19,6 +19,20 @@ __device__ __forceinline__ int64_t chunk_at(const CompactBackward& b, int group,
   return static_cast<int64_t>(b.chunk_starts[group]) + static_cast<int64_t>(chunk) * kChunkValues;
 }
 
+// Adds the bias of each of kN columns, of neurons from `neuron0` on, to a thread's sums; if there is one.
+template <typename T, int kN>
+__device__ __forceinline__ void add_bias(float (&z)[128], const void* bias, int neuron0, int d_ff, int lane) {
+  if (bias == nullptr) return;
+#pragma unroll
+  for (int j = 0; j < kN / 8; ++j) {
+    const int neuron = neuron0 + 8 * j + 2 * (lane & 3);  // even, as d_ff is
+    if (neuron >= d_ff) continue;
+    const uint32_t pair = *reinterpret_cast<const uint32_t*>(static_cast<const T*>(bias) + neuron);
+    const float low = half_of<T>(pair, 0), high = half_of<T>(pair, 1);
+    z[4 * j] += low, z[4 * j + 1] += high, z[4 * j + 2] += low, z[4 * j + 3] += high;
+  }
+}
+
 // A thread's part of a piece that several CTAs share. Slots of the first phase have whole tiles, those of the second one
 // half as much.
 __device__ __forceinline__ float4* part_of(const CompactBackward& b, int slot) {

@@ -39,7 +39,7 @@ void launch_compact(const Backward& b, int* panel_starts, uint32_t* chunk_starts
   share_sums(arena, arena + kSideOfTwo);
   launch_compact_weights<T>(c, on);
   if (biased) launch_compact_bias_sums<T>(c, on);
-  if (sizes.at_once && !plain && b.b_gate == nullptr && b.b_up == nullptr) lies_at(arena), launch_at_once<T>(c, on);
+  if (sizes.at_once) lies_at(arena), launch_at_once<T>(c, on);
   if (sizes.sums_in_dx)
     share_sums(b.dx, static_cast<char*>(b.dx) + kSideOfTwo);
   else
