@@ -12,6 +12,7 @@ Backward, with the algebra of `reference_backward`, in seven launches more and n
 2. dh = dy Wd over each block's union of neurons, and from it du and dg, laid out by rows and by neurons.
 3. dx = du Wu + dg Wg over the same unions.
 4. The gradients of the weights: [du | dg] times the group's rows of x, and h times its rows of dy.
+5. Those of biases, if there are any: sums of du and dg over each group's tokens, and of dy over rows.
 
 Sums run in one order, in float32 registers, without atomics: same call, same bits. Work is shared out evenly among the
 multiprocessors, since the busiest group has a hundred times the tokens of another.

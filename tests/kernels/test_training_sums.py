@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.training_calls import COEFFICIENT, Tensors, assert_close, expected, random_ffn, train_ffn
+from support.training_calls import COEFFICIENT, Tensors, assert_close, expected, random_ffn, train_ffn, weights_of
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -66,6 +66,32 @@ def test_float32_sums_of_16_bit_weights_are_not_rounded() -> None:
         off = [(total.double() - 1024) / 4 - want[name] for name, total in zip(names_of(tensors), sums, strict=True)]
         errors.append(max(float(e.norm() / want[n].norm()) for n, e in zip(names_of(tensors), off, strict=True)))
     assert errors[0] < 0.01 < 0.05 < errors[1]
+    masters = {name: tensor.detach().float().requires_grad_() for name, tensor in tensors.items()}
+    masters["x"] = tensors["x"]
+    exactly = zeros_like(masters)
+    step(masters, sums=exactly)
+    wide = zeros_like(tensors, torch.float32)
+    step(tensors, sums=wide)
+    assert all(torch.equal(one, other) for one, other in zip(wide, exactly, strict=True))
+    assert any((total != total.bfloat16()).any() for total in wide)
+
+
+def test_the_op_says_what_it_writes_to() -> None:
+    tensors = random_ffn(6, 8, 16, dtype=torch.float32)
+    x, *weights = tensors["x"], *weights_of(tensors)
+    kept = list(torch.ops.twell.ffn_forward(x, *weights, None, "relu", "reference", 16, True)[4:])
+    detached = [None if tensor is None else tensor.detach() for tensor in (x, *weights)]
+    arguments = (
+        zeros_like(tensors),
+        torch.ones(6, 8),
+        torch.ones(()),
+        *detached,
+        kept[0],
+        kept[1:],
+        "relu",
+        "reference",
+    )
+    torch.library.opcheck(torch.ops.twell.ffn_backward_into.default, arguments)
 
 
 def test_masters_and_down_weights_by_neuron() -> None:
