@@ -51,8 +51,8 @@ def gradients(y: Tensor, l1: Tensor, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def ours(tensors: list[Tensor], **options: Any) -> tuple[Trained, list[Tensor]]:
-    """Return the results of a call by `hopper` and its gradients; without up weights, of a plain FFN."""
-    train = train_gated_ffn if len(tensors) == 4 else train_plain_ffn
+    """Return the results of a call by `hopper` and its gradients; without up weights, of a plain FFN. tensors: biases too"""
+    train = train_plain_ffn if len(tensors) == 3 else train_gated_ffn
     out = train(*tensors, kernel="hopper", **options)  # type: ignore[arg-type]
     return out, gradients(out.y, out.l1, tensors)
 
