@@ -51,7 +51,7 @@ def gradients(y: Tensor, l1: Tensor, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def ours(tensors: list[Tensor], **options: Any) -> tuple[Trained, list[Tensor]]:
-    """Return the results of a call by `hopper` and its gradients; without up weights, of a plain FFN. tensors: biases too"""
+    """Return the results of a call by `hopper` and its gradients; of a plain FFN if there are three tensors."""
     train = train_plain_ffn if len(tensors) == 3 else train_gated_ffn
     out = train(*tensors, kernel="hopper", **options)  # type: ignore[arg-type]
     return out, gradients(out.y, out.l1, tensors)

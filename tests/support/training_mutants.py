@@ -3,8 +3,8 @@
     python tests/support/training_mutants.py [-j PROCESSES] [NUMBER ...]
 
 All faults are compiled into one library, of which a number in device memory chooses one, or none (0). A process for
-each runs TESTS up to the first that fails. Prints a line for each fault: caught, by which test, or survived; the last
-line counts them. Exits with 1 if one survived, or if tests fail without any.
+each runs the TESTS of its file up to the first that fails. Prints a line for each fault: caught, by which test, or
+survived; the last line counts them. Exits with 1 if one survived, or if tests fail without any.
 
 Cost: half a minute to compile on 16 cores; some seconds for each fault, PROCESSES at a time; LIMIT for one that hangs.
 """
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,14 +31,16 @@ from support.mutated_lines import MUTANTS, Mutant
 from twell.kernels import build
 from twell.kernels.backends import hopper_backward
 
-LIMIT = 100  # seconds
-TESTS = (
-    "tests/kernels/hopper/test_training.py",
-    "tests/kernels/backends/test_training_options.py",
-    "tests/kernels/hopper/test_training_compact.py",
-    "tests/kernels/hopper/test_training_more.py",
-)
-CHOSEN = "not whole and not streams and not graph and not full_size"  # one way from Python to the same launches
+LIMIT = 120  # seconds
+HOPPER, OPTIONS = "tests/kernels/hopper", "tests/kernels/backends/test_training_options.py"
+ONE_WAY = "not whole and not streams and not graph and not full_size"  # from Python to the same launches
+# Which tests are to catch faults of a file, the first that fits: arguments of pytest.
+TESTS = {
+    "at_once": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", f"once and {ONE_WAY}"),
+    "compact/": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", f"not worst and not repeated and {ONE_WAY}"),
+    "bias_sums": (OPTIONS, "-k", f"not repeated and {ONE_WAY}"),
+    "": (f"{HOPPER}/test_training.py", f"{HOPPER}/test_training_more.py", OPTIONS, "-k", f"not compact and {ONE_WAY}"),
+}
 SWITCH = r"""
 #pragma once
 #include <cuda_runtime.h>
@@ -88,8 +91,13 @@ def write_sources(folder: Path) -> None:
         (folder / path).write_text(mutated(text, numbered), encoding="utf-8")
 
 
-def test_with(number: int) -> int:
-    """Run the tests with a fault in this process; return pytest's exit status."""
+def tests_of(path: str) -> str:
+    """Return which of TESTS are to catch faults of a file."""
+    return next(name for name in TESTS if name in path)
+
+
+def test_with(number: int, tests: str) -> int:
+    """Run tests with a fault in this process; return pytest's exit status."""
     import pytest
 
     build.CSRC = Path(os.environ["TWELL_MUTATED_SOURCES"])
@@ -98,13 +106,13 @@ def test_with(number: int) -> int:
         if reason := build.failure(library):
             sys.exit(reason)
         ctypes.CDLL(str(build.build(library))).twell_choose_mutant(number)
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "-k", CHOSEN, *TESTS]))
+    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=line", *TESTS[tests]]))
 
 
-def outcome(number: int) -> tuple[bool, str]:
-    """Return whether the tests passed in a process of its own, and what to say of it."""
+def outcome(number: int, tests: str) -> tuple[bool, str]:
+    """Return whether tests passed in a process of its own, and what to say of it."""
     began = time.monotonic()
-    command = [sys.executable, __file__, "--within", str(number)]
+    command = [sys.executable, __file__, "--within", tests, str(number)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     except subprocess.TimeoutExpired:
@@ -121,10 +129,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("numbers", nargs="*", type=int)
     parser.add_argument("-j", type=int, default=8)
-    parser.add_argument("--within", type=int)
+    parser.add_argument("--within")
     arguments = parser.parse_args()
     if arguments.within is not None:
-        return test_with(arguments.within)
+        return test_with(*arguments.numbers, arguments.within)
     with tempfile.TemporaryDirectory() as folder:
         write_sources(Path(folder) / "csrc")
         os.environ |= {"TWELL_MUTATED_SOURCES": f"{folder}/csrc", "XDG_CACHE_HOME": f"{folder}/cache"}
@@ -132,14 +140,16 @@ def main() -> int:
         with ThreadPoolExecutor(2) as pool:
             for path in pool.map(build.build, map(hopper_backward.library, (False, True))):
                 print(path.name, flush=True)
-        passed, said = outcome(0)
-        print(f"0, no fault: {said}", flush=True)
-        if not passed:
-            return 1
         numbers = arguments.numbers or range(1, len(MUTANTS) + 1)
         survived = []
         with ThreadPoolExecutor(arguments.j) as pool:
-            for number, (passed, said) in zip(numbers, pool.map(outcome, numbers), strict=True):
+            sound = list(pool.map(partial(outcome, 0), TESTS))
+            for name, (_, said) in zip(TESTS, sound, strict=True):
+                print(f"no fault, tests {name!r}: {said}", flush=True)
+            if not all(passed for passed, _ in sound):
+                return 1
+            tests = [tests_of(MUTANTS[number - 1].path) for number in numbers]
+            for number, (passed, said) in zip(numbers, pool.map(outcome, numbers, tests), strict=True):
                 mutant = MUTANTS[number - 1]
                 print(f"{number}, {mutant.path.rsplit('/', 1)[-1]}: {mutant.line[:60]!r}: {said}", flush=True)
                 survived += [number] if passed else []
