@@ -239,7 +239,7 @@ def backward(
         grads = [gate, up, *grads]  # type: ignore[list-item]
     if added[2]:
         grads.append(down.t())  # type: ignore[union-attr]
-    biases = [None if bias is None else like(bias.shape, dtype=dtype) for bias in weights[3:]]
+    biases = [None if bias is None else like(bias.shape, dtype=grads[0].dtype) for bias in weights[3:]]
     op("backward", activation)(
         grad_y, x, *_readable(x, weights), finite, rows if rows.numel() else None,
         grad_l1.float() / counted, values, unions, tables, workspace, layout.offsets, layout.sizes,
@@ -252,7 +252,8 @@ def backward(
     if d_down is not None:
         d_down = _laid_out_as(weights.down, d_down)
     totals = (d_gate, d_up, d_down)
-    return Gradients(dx, *(delivered(*pair, dtype) for pair in zip(totals, into, strict=True)), *biases)
+    of_biases = (None if grad is None else grad.to(dtype) for grad in biases)
+    return Gradients(dx, *(delivered(*pair, dtype) for pair in zip(totals, into, strict=True)), *of_biases)
 
 
 def _added_to(into: Sums) -> tuple[bool, bool, bool]:

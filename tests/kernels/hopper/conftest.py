@@ -6,7 +6,7 @@ import pytest
 from support.gpu_checks import plan_small_calls, poison, skip_without
 
 from twell.kernels import whole_calls
-from twell.kernels.backends import hopper
+from twell.kernels.backends import hopper, hopper_compact
 
 
 @pytest.fixture
@@ -21,3 +21,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take each of the two ways from Python to the launches of training."""
     monkeypatch.setattr(whole_calls, "ENABLED", request.param)
+
+
+@pytest.fixture
+def worst_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train in the workspace of the worst case, where what was not kept is computed again."""
+    monkeypatch.setattr(hopper_compact, "ENABLED", False)

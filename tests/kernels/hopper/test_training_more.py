@@ -57,6 +57,7 @@ def errors_beside_denses(activation: str, tensors: list[Tensor]) -> list[tuple[f
     ]
 
 
+@pytest.mark.usefixtures("worst_case")
 @pytest.mark.parametrize(("gated", "activation"), KINDS)
 def test_what_is_not_kept_is_computed_again(gated: bool, activation: str) -> None:
     tensors = tensors_of(gated, 1025, 512, 1024, -1.0)
