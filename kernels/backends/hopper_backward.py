@@ -41,7 +41,7 @@ BLOCK, PANEL = hopper.BLOCK, hopper.PANEL
 KEEP_CTAS = 4  # that sum |h| over a block's rows
 MOST_ITEMS = 1024  # blocks of rows, or groups of neurons
 ADDS = False  # whether the kernels add to given sums themselves, or torch does after them; to be turned on once tested
-BIASES = False  # whether the kernels take biases; likewise
+BIASES = True  # whether the kernels take biases
 MOST_D_FF = 2**14  # counts of each neuron's firings lie in shared memory
 
 _ARCH = "-gencode=arch=compute_90a,code=sm_90a"
