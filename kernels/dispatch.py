@@ -23,7 +23,7 @@ from twell.kernels.stats import Stats
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernel that takes a call, and the reason, for the manifest."""
+    """The kernel that takes a call, and the reason, for a manifest or a log."""
 
     kernel: str
     reason: str

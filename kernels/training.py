@@ -25,10 +25,10 @@ from torch import Tensor
 from twell.kernels import whole_calls
 from twell.kernels.autograd import ffn_forward
 from twell.kernels.backends import hopper_backward, hopper_compact
+from twell.kernels.dispatch import Choice
+from twell.kernels.params import DTYPES, PLAIN_NAMES
 
 ACTIVATIONS = ("relu", "relu2")
-DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-PLAIN_NAMES = {"w_gate": "w_in", "w_down": "w_out", "b_gate": "b_in", "b_down": "b_out"}
 SPARSE = (
     "its backward pass multiplies over the neurons that blocks of rows fire, and the rows that fire groups of neurons"
 )
@@ -37,14 +37,6 @@ CAPACITY_SHARES = (32, 8, 4)  # those that `capacity_for` chooses from; torch.co
 CAPACITY_MARGIN = 1.5  # times the mean of recent calls
 SPARSE_SHARE = 1 / 10  # of d_ff; 1.25 x dense at 330 of 5632, 0.96 to 1.05 x at 700, 0.84 x at 1 200
 DENSE = "the backward pass is dense, in torch, as no sparse one takes this call"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The backend that takes a training call, and the reason, in words for a manifest or a log."""
-
-    backend: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -152,9 +144,9 @@ def _train(
         gated=weights[1] is not None, biased=biased, activation=activation,
     )  # fmt: skip
     capacity = capacity or max(1, d_ff // DEFAULT_SHARE)
-    if key is not None and save and choice.backend == "hopper" and not biased:
+    if key is not None and save and choice.kernel == "hopper" and not biased:
         return Trained(*whole_calls.run_first(key, x, weights, rows, capacity, activation))
-    y, l1, nnz, fires, finite, *_ = ffn_forward(flat, *weights, rows, activation, choice.backend, capacity, save, *into)
+    y, l1, nnz, fires, finite, *_ = ffn_forward(flat, *weights, rows, activation, choice.kernel, capacity, save, *into)
     return Trained(y.view(x.shape), l1, nnz, fires, finite)
 
 

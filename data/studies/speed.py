@@ -167,8 +167,8 @@ def step_times(folder: Path, ids: Path, device: torch.device) -> dict[str, Any]:
             times[kind] += [microseconds] if turn >= WARM else []
     choice = training.layers.choice
     medians = {kind: round(median(values)) for kind, values in times.items()}
-    print(f"{folder.name}: µs a step {medians}, {training.layers.count} sparse layers by {choice.backend}")
-    return {**times, "sparse_layers": training.layers.count, "kernel": choice.backend, "reason": choice.reason}
+    print(f"{folder.name}: µs a step {medians}, {training.layers.count} sparse layers by {choice.kernel}")
+    return {**times, "sparse_layers": training.layers.count, "kernel": choice.kernel, "reason": choice.reason}
 
 
 def timed(training: Training, device: torch.device, context: AbstractContextManager[None]) -> float:

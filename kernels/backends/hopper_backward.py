@@ -34,6 +34,7 @@ from torch import Tensor
 from twell.kernels import build
 from twell.kernels.backends import gpu, hopper, hopper_compact
 from twell.kernels.backends.hopper_compact import CTAS, Layout
+from twell.kernels.backends.hopper_libraries import ARCH
 from twell.kernels.backends.reference_backward import Forward, Gradients, Saved, Sums, Weights, delivered
 from twell.kernels.build import Library, Source
 
@@ -44,7 +45,6 @@ ADDS = False  # whether the kernels add to given sums themselves, or torch does 
 BIASES = True  # whether the kernels take biases
 MOST_D_FF = 2**14  # counts of each neuron's firings lie in shared memory
 
-_ARCH = "-gencode=arch=compute_90a,code=sm_90a"
 _SOURCES = ("many_rows/gate", "many_rows/plan", "many_rows/up", "many_rows/down")
 _TRAINING = ("keep", "dh", "products")
 _RELU2 = ("many_rows/gate", "backward/dh")  # sources that know the activation, besides the bindings
@@ -61,15 +61,15 @@ def library(relu2: bool = False) -> Library:
             *(
                 Source(
                     f"hopper/{source}.cu",
-                    (_ARCH, "-DTWELL_T=__nv_bfloat16", "-DTWELL_TRAINING", *(flag if source in _RELU2 else ())),
+                    (ARCH, "-DTWELL_T=__nv_bfloat16", "-DTWELL_TRAINING", *(flag if source in _RELU2 else ())),
                 )
                 for source in sources
             ),
             *(
-                Source(f"hopper/backward/compact/{name}.cu", (_ARCH, "-DTWELL_T=__nv_bfloat16", *flag))
+                Source(f"hopper/backward/compact/{name}.cu", (ARCH, "-DTWELL_T=__nv_bfloat16", *flag))
                 for name in ("sparse", "dense", "at_once")
             ),
-            Source("hopper/backward/whole_calls/totals.cu", (_ARCH,)),
+            Source("hopper/backward/whole_calls/totals.cu", (ARCH,)),
             Source("hopper/backward/bindings.cpp", flag),
             Source("hopper/backward/whole_calls/bindings.cpp", flag),
         ),

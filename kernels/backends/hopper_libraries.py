@@ -17,7 +17,7 @@ from torch import Tensor
 from twell.kernels import build
 from twell.kernels.build import Library, Source
 
-_ARCH = "-gencode=arch=compute_90a,code=sm_90a"
+ARCH = "-gencode=arch=compute_90a,code=sm_90a"
 RELU2, UP_RELU = "-DTWELL_RELU2", "-DTWELL_UP_RELU"  # flags of csrc/hopper/activation.cuh
 SOURCES = {  # and the flags that each depends on
     "many_rows/gate": (RELU2, UP_RELU),
@@ -48,7 +48,7 @@ def library(relu2: bool = False, up_relu: bool = False) -> Library:
         name,
         (
             *(
-                Source(f"hopper/{path}.cu", (_ARCH, f"-DTWELL_T={value}", *(flag for flag in flags if flag in taken)))
+                Source(f"hopper/{path}.cu", (ARCH, f"-DTWELL_T={value}", *(flag for flag in flags if flag in taken)))
                 for path, taken in SOURCES.items()
                 for value in ("__nv_bfloat16", "__half")
             ),

@@ -55,7 +55,7 @@ class BenchRequest:
     compiled: whether the FFN by torch.compile is timed too
     probes: whether each kernel is timed with its probes too
     cold: whether weights are rotated through more than the cache holds
-    seconds: total time of the turns; None: that of `runner.SECONDS`
+    seconds: total time of the turns; None: that of `timing.SECONDS`
     on_timed: is called with each operation and its function after the turns
     """
 

@@ -42,12 +42,11 @@ from twell.kernels.benchmark.operations import (
     sibling,
     stages,
 )
-from twell.kernels.benchmark.timing import Run, graphed, time_in_turns
+from twell.kernels.benchmark.timing import SECONDS, Run, graphed, time_in_turns
 from twell.kernels.layout import Layout, TwELL, tile_view, unpack
 from twell.kernels.modules import SparseFFN
 
 MIN_TURNS, MAX_TURNS = 5, 30
-SECONDS = {"cpu": 0.3, "cuda": 1.0}  # total time of the turns by default
 GRAPH_ROWS = 4096  # calls of up to this many rows on a GPU are replayed from a graph
 CALLS = 20  # fewest calls in a graph, so that the time to start it does not count
 CACHES, MAX_SETS = 4, 64  # cold: sets of weights that together have this many times the cache's size; most sets

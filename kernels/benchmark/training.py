@@ -23,13 +23,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from twell.kernels.benchmark.operations import Operation
-from twell.kernels.benchmark.timing import time_in_turns
+from twell.kernels.benchmark.timing import SECONDS, time_in_turns
 from twell.kernels.modules import SparseFFN
 from twell.kernels.training import choose, train_gated_ffn, train_plain_ffn
 
 TRAIN_DENSE, TRAIN_COMPILED = Operation("train_dense"), Operation("train_compiled")
 MIN_TURNS, MAX_TURNS = 5, 30
-SECONDS = {"cpu": 0.3, "cuda": 1.0}  # of turns, unless given
 EXACT_ROWS = {"cpu": 128, "cuda": 2048}  # rows of the step that is compared with float64
 COEFFICIENT = 1e-4  # of l1 in the loss
 Outputs = tuple[Tensor, Tensor]  # y and l1
@@ -70,7 +69,7 @@ def bench_training(ffn: SparseFFN, x: Tensor, compiled: bool = True, seconds: fl
     choice = choose(
         x.device, x.dtype, ffn.d_model, ffn.d_ff, len(x), gated=ffn.w_up is not None, activation=ffn.activation
     )
-    sparse = Operation("train_sparse", choice.backend, 8)
+    sparse = Operation("train_sparse", choice.kernel, 8)
     forwards: dict[Operation, Forward] = {TRAIN_DENSE: partial(dense_forward, ffn.activation)}
     if compiled:
         torch.compiler.reset()

@@ -66,7 +66,7 @@ def test_a_capacity_has_room_for_half_as_many_again() -> None:
 
 def test_the_choice_has_a_reason() -> None:
     choice = choose("cpu", torch.float32, 8, 16, 4)
-    assert choice.backend == "reference" and choice.reason
+    assert choice.kernel == "reference" and choice.reason
     assert choose("cpu", torch.float32, 8, 16, 4, "reference").reason == "asked for by name"
 
 

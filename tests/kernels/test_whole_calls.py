@@ -123,7 +123,7 @@ def test_hopper_takes_every_ffn_and_biases_where_they_are_on(monkeypatch: pytest
     for gated, activation, biased in product((True, False), ("relu", "relu2"), (True, False)):
         options = {"gated": gated, "biased": biased, "activation": activation}
         choice = training.choose("cuda", BF16, 64, 128, 300, **options)  # type: ignore[arg-type]
-        assert choice.backend == ("reference" if biased and not hopper_backward.BIASES else "hopper"), (options, choice)
+        assert choice.kernel == ("reference" if biased and not hopper_backward.BIASES else "hopper"), (options, choice)
 
 
 def test_a_like_call_is_checked_once(ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:

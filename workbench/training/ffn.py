@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from twell.kernels.dispatch import Choice
 from twell.kernels.training import (
-    Choice,
     Trained,
     capacity_for,
     choose,
@@ -104,7 +104,7 @@ class SparseLayers:
         d_ff, d_model = ffn.up_proj.weight.shape
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         choice = choose(device, dtype, d_model, d_ff, rows, gated=ffn.gated, activation=ffn.activation)
-        if self.mode == "auto" and choice.backend == "reference":
+        if self.mode == "auto" and choice.kernel == "reference":
             return Choice("dense", f"no sparse kernel has a backward pass for this training ({choice.reason})")
         return choice
 
@@ -118,7 +118,7 @@ class SparseLayers:
 
         The memory that sparse layers keep follows nnz in every mode.
         """
-        if self.choice.backend == "dense":
+        if self.choice.kernel == "dense":
             return False
         d_ff = self.ffns[0].up_proj.weight.shape[0]
         for ffn, mean in zip(self.ffns, nnz, strict=True):

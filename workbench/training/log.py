@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from twell.kernels.dispatch import Choice
 from twell.kernels.layout import Layout
-from twell.kernels.training import Choice
 from twell.workbench import doctor
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import Manifest
@@ -110,7 +110,7 @@ def new_manifest(
         dtype="bfloat16 beside float32 weights" if device.type == "cuda" else "float32",
         device=doctor.device_name(device),
         driver=doctor.driver(device),
-        kernel={"name": choice.backend, "reason": choice.reason},
+        kernel={"name": choice.kernel, "reason": choice.reason},
         layout={"tile": layout.tile, "compression": layout.compression, "slots": layout.slots},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         text=[{"source": source["source"], "sha256": source["sha256"]} for source in record["corpus"]["sources"]],

@@ -157,7 +157,7 @@ class Training:
     def choose_layers(self, row: Row, folder: TrainingFolder) -> None:
         """Choose anew which layers run by the sparse kernels, and report it. row: of the log, just made"""
         if self.layers.update([row[f"nnz_{layer:02}"] for layer in range(self.recipe.layers)]):
-            backend, count = self.layers.choice.backend, self.layers.count
+            backend, count = self.layers.choice.kernel, self.layers.count
             reason = (
                 f"from step {self.state.step} on in {count} of {self.recipe.layers} layers, "
                 f"which fire at most {SPARSE_SHARE:.0%} of their neurons"

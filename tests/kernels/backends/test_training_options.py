@@ -100,7 +100,7 @@ def test_errors_with_biases_are_denses(
     options: dict[str, Any], gated: bool, activation: str, n: int, d_model: int, d_ff: int, shift: float
 ) -> None:
     kind: dict[str, Any] = {"gated": gated, "activation": activation, "biased": True}
-    assert choose("cuda", torch.bfloat16, d_model, d_ff, n, **kind).backend == "hopper"
+    assert choose("cuda", torch.bfloat16, d_model, d_ff, n, **kind).kernel == "hopper"
     tensors = tensors_of(n, d_model, d_ff, shift, gated=gated)
     out = train(tensors, activation=activation, **options)
     assert abs(shift) < 50 or int(out.nnz.sum()) == (n * d_ff if shift > 0 else 0)

@@ -116,7 +116,7 @@ def test_two_streams() -> None:
 
 
 def test_what_it_refuses_goes_to_the_reference_with_the_reason() -> None:
-    assert choose("cuda", torch.bfloat16, 256, 512, 64).backend == "hopper"
+    assert choose("cuda", torch.bfloat16, 256, 512, 64).kernel == "hopper"
     for dtype, options, reason in (
         (torch.float16, {}, "expected bfloat16"),
         (torch.bfloat16, {"biased": True}, "without biases"),
@@ -124,7 +124,7 @@ def test_what_it_refuses_goes_to_the_reference_with_the_reason() -> None:
         if options and hopper_backward.BIASES:
             continue
         choice = choose("cuda", dtype, 256, 512, 64, **options)  # type: ignore[arg-type]
-        assert choice.backend == "reference" and reason in choice.reason
+        assert choice.kernel == "reference" and reason in choice.reason
 
 
 @pytest.mark.parametrize("masters", [torch.bfloat16, torch.float32])

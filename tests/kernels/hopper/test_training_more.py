@@ -33,7 +33,7 @@ def tensors_of(gated: bool, n: int, d_model: int, d_ff: int, shift: float, seed:
 @pytest.mark.parametrize(("gated", "activation"), KINDS)
 def test_errors_are_denses(gated: bool, activation: str, n: int, d_model: int, d_ff: int, shift: float) -> None:
     options = {"gated": gated, "activation": activation}
-    assert choose("cuda", torch.bfloat16, d_model, d_ff, n, **options).backend == "hopper"  # type: ignore[arg-type]
+    assert choose("cuda", torch.bfloat16, d_model, d_ff, n, **options).kernel == "hopper"  # type: ignore[arg-type]
     names = ("y", "x", "w_gate", "w_up", "w_down") if gated else ("y", "x", "w_in", "w_out")
     draws = [  # the error of one row is a draw: of single rows, the mean of many counts
         errors_beside_denses(activation, tensors_of(gated, n, d_model, d_ff, shift, seed))

@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from twell.kernels.training import Choice, capacity_for
+from twell.kernels.dispatch import Choice
+from twell.kernels.training import capacity_for
 from twell.workbench.errors import UserError
 from twell.workbench.training.corpus import Corpus
 from twell.workbench.training.ffn import SparseLayers
@@ -108,7 +109,7 @@ def test_dead_neurons_start_anew_and_the_loss_stays(tiny_recipe: Recipe) -> None
 def test_layers_go_sparse_as_their_counts_fall(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     layers = ffns(build(tiny_recipe, 0, CPU))
     auto = SparseLayers(layers, "auto", CPU, 256)
-    assert auto.choice.backend == "dense"
+    assert auto.choice.kernel == "dense"
     assert "no sparse kernel has a backward pass for this training" in auto.choice.reason
     assert not auto.update([1.0, 1.0])
     monkeypatch.setattr("twell.workbench.training.ffn.choose", lambda *_, **__: Choice("hopper", "as on a GPU"))
