@@ -55,11 +55,11 @@ SQUARES = ((2048, 8192), (768, 3072))
 FEW = ((2048, 5632), (2048, 8192), (2560, 6912), (3072, 8192), (4096, 11_008))
 CHOICES = {
     "now": 0,
-    "leave dense": Stage.LEAVE_DENSE,
+    "prefetch dense": Stage.LEAVE_DENSE,
     "next wave": Stage.NEXT_WAVE,
     "both": Stage.LEAVE_DENSE | Stage.NEXT_WAVE,
     "wide groups": Stage.WIDE_GROUPS,
-    "wide, leave dense": Stage.WIDE_GROUPS | Stage.LEAVE_DENSE,
+    "wide, prefetch dense": Stage.WIDE_GROUPS | Stage.LEAVE_DENSE,
 }
 LAYERS, LAYER_ROWS, ALL_ROWS = "0,1,4,14,27", "512,1024,2048,4096,8192,16384,32768,131072", "131072"
 FEW_NNZ, HOST_NNZ = 29, 60
