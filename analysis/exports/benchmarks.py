@@ -58,6 +58,8 @@ These figures are in no run that ships, so they are not on this page. The log ha
 | the time that a call takes on the host | [hopper](log/hopper.md) |
 | the `cuda` and `cpu` kernels | [cuda_cpu](log/cuda_cpu.md) |
 | whole captures with and without counts, several GPUs | [capture](log/capture.md) |
+| whole models of 28 layers: forward passes, generation, steps of decoding | [hopper](log/hopper.md) |
+| a training step dense and sparse: time, memory, two GPUs | [training](log/training.md) |
 | a model of 28 layers and 1.47 B parameters | [model](log/model.md) |
 """
 
