@@ -19,8 +19,7 @@ from twell.analysis.overview import overview
 from twell.analysis.speed.speedup import model_speedup, speedup
 from twell.workbench.run.store import Run
 
-OFTEN = 10  # an input timed at no more than this many numbers of rows goes into a table of its own
-MANY = 10_000  # a call of this many rows is long: its table shows times and the other dense baselines
+OFTEN, MANY = 10, 10_000  # numbers of rows of an input up to which it has a table of its own; rows of a long call
 INPUTS = {
     "patterns": "recorded patterns",
     "text": "the model on its own text",
