@@ -22,7 +22,7 @@ from twell.analysis.figures.compare import (
 )
 from twell.analysis.memo import built_once
 from twell.analysis.speed.ffn_speedup import conditions
-from twell.app.runs.comparison import likeness_sentence, same_text, similarity
+from twell.app.runs.comparison import is_copy, likeness_sentence, same_text, similarity
 from twell.app.runs.trainings_view import draw_trainings
 from twell.app.ui import run_header, widgets
 from twell.app.ui.formatting import fixed, number, pass_spread, percent, plural, times, token_html, typeset, whole
@@ -46,7 +46,8 @@ LISTED_TOKENS = 12
 def other_run(run: Run, catalog: RunCatalog) -> Run | None:
     """Draw the choice of the run to compare with, and return it; None if there is no other."""
     current = run_name()
-    names = [name for name, other in catalog.runs.items() if name != current and other.manifest.tokens]
+    runs = {name: other for name, other in catalog.runs.items() if name != current and other.manifest.tokens}
+    names = [name for name, other in runs.items() if not is_copy(run, other)] or list(runs)
     if not names:
         return None
     default = max(names, key=lambda name: similarity(run, catalog.runs[name]))

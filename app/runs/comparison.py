@@ -15,13 +15,22 @@ MIN_TOKENS = 1000  # a shorter run is not proposed for its weights
 def same_text(run: Run, runs: list[Run]) -> list[Run]:
     """Return those of `runs` whose losses can be compared with this run's: the same text and vocabulary.
 
-    The run itself, runs without a loss and runs that are being recorded are left out; at most MAX_RUNS - 1.
+    The run and its copies, runs without a loss and runs that are being recorded are left out; at most MAX_RUNS - 1.
     """
     if not run.manifest.loss_tokens:
         return []
-    candidates = [other for other in runs if other.path != run.path and of_one_text([run, other])]
+    candidates = [other for other in runs if not is_copy(run, other) and of_one_text([run, other])]
     candidates = [other for other in candidates if other.manifest.loss_tokens and other.manifest.status != "recording"]
     return candidates[: MAX_RUNS - 1]
+
+
+def is_copy(run: Run, other: Run) -> bool:
+    """Return whether two runs are one: the same folder, or copies with the same parts, such as one that ships and its
+    copy in the folder."""
+    ours, theirs = (
+        (one.manifest.created, {(part.table, part.sha256) for part in one.manifest.parts}) for one in (run, other)
+    )
+    return run.path == other.path or (bool(ours[1]) and ours == theirs)
 
 
 def likeness(run: Run, other: Run) -> dict[str, bool]:

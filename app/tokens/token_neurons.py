@@ -101,5 +101,6 @@ def neurons_caption(frame: pd.DataFrame, noun: str = "token") -> str:
     verb = "has" if majority == 1 else "have"
     return (
         f"{plural(len(frame), 'neuron')} with an example at this {noun}{limit}; {majority or 'none'} of them {verb} "
-        "more than half of their largest values here. Choose one to see all its examples."
+        "more than half of their largest values here. Choose one to see all its examples, or a place in the text below "
+        "for all that it fires there."
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from twell.analysis.figures.labels import number, percent, plural, times, whole
+from twell.analysis.figures.labels import SPACE, number, percent, plural, times, whole
 from twell.workbench.run.store import Run
 
 
@@ -44,5 +44,9 @@ def pass_in_words(numbers: dict[str, Any]) -> str:
     """Return how fast a whole pass ran and how sure that is, as the end of a sentence. numbers: `analysis.overview`"""
     sure, speedup = numbers["pass_low"] == numbers["pass_low"], times(numbers["pass_speedup"])
     if not sure:
-        return f"{speedup} as fast in {plural(numbers['pass_repeats'], 'timed batch', 'es')}, too few to tell a spread"
-    return f"{speedup} as fast ({times(numbers['pass_low'])} to {times(numbers['pass_high'])})"
+        batches = plural(numbers["pass_repeats"], "timed batch", "es")
+        return (
+            f"{speedup} as fast, in {batches}: more text, captured with --timings-share 1, tells how much that varies"
+        )
+    interval = f"{times(numbers['pass_low'])} to {times(numbers['pass_high'])} with 95{SPACE}% confidence"
+    return f"{speedup} as fast ({interval}, {plural(numbers['pass_repeats'], 'batch', 'es')})"

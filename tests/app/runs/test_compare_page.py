@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -92,6 +93,18 @@ def test_the_run_to_compare_with_is_at_first_the_one_most_like_it(show: Show, ma
     manifests.update(tmp_path / "c", device="made up, 2 threads")
     assert "threads (4 against 2)" in markup(show(tmp_path, "compare", run="this"))
     assert "the losses do not show" in markup(test)
+
+
+def test_a_copy_of_a_run_is_not_proposed_nor_drawn_beside_it(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    """Such as a run that ships, and its copy in the folder."""
+    made.make(tmp_path / "this", layers=3, sequences=20)
+    shutil.copytree(tmp_path / "this", tmp_path / "copy")
+    alone = show(tmp_path, "compare", run="this")
+    assert alone.selectbox(key="with").value == "copy", "where there is no other"
+    assert "Loss, nnz and speed" not in markup(alone), "a run has no trade-off with itself"
+    made.make(tmp_path / "other", layers=4, sequences=20, vocab=150)
+    test = show(tmp_path, "compare", run="this")
+    assert test.selectbox(key="with").value == "other" and test.selectbox(key="with").options == ["other"]
 
 
 def test_a_run_is_compared_while_it_is_recorded(show: Show, made: ModuleType, recording: Path) -> None:

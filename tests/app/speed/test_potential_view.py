@@ -88,6 +88,6 @@ def test_the_whole_pass_stands_beside_the_ffn_speedup(show: Callable[..., AppTes
     said = " ".join(element.value for element in kernels.markdown).replace("\u202f", " ")
     assert "; the whole pass 1.67 × (2 batches, too few for an interval; more text, captured with --tim" in said
     overview = markup(show(timed.path.parent, run="timed")).replace("\u202f", " ")
-    assert "a whole pass 1.67 × as fast in 2 timed batches, too few to tell a spread." in overview
+    assert "a whole pass 1.67 × as fast, in 2 timed batches: more text, captured with --timings-share 1, te" in overview
     assert "The whole pass 1.67 × (2 batches, too few for an interval; more text, captured with --t" in overview
     assert "Layer 3 has most to gain" in overview
