@@ -80,7 +80,7 @@ def test_answers_are_those_of_each_table_by_itself(
 
     monkeypatch.setattr(pq, "ParquetFile", Noted)
     question(run)
-    assert {"layers.parquet", "positions.parquet", "token_scores.parquet"} <= set(opened)
+    assert {"layers.parquet", "position_bands.parquet", "token_scores.parquet"} <= set(opened)
     together_reads = len(opened)
     assert together_reads == len(set(opened)) + twice, "each once, but for the classes of token_scores"
     monkeypatch.setitem(question.__globals__, "memo_scope", nullcontext)

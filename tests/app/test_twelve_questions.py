@@ -20,8 +20,10 @@ from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from playwright.sync_api import TimeoutError
 from support.browser_pages import Watched, wait_until
 
 from twell.analysis.shipped import findings_at_hand
@@ -36,6 +38,7 @@ ENOUGH = 12_000  # tokens of a run that is being recorded, before the first ques
 NOT_HERE = "not on this machine"  # what is said where only the model could answer
 PART_SECONDS, REST_SECONDS = 2, 8  # of that run: a part, then a rest
 LONG = 180_000  # ms: a process with torch starts beside all else
+LOST = 30_000  # ms without another address after a click: a visitor clicks again
 
 
 class Visit:
@@ -53,8 +56,14 @@ class Visit:
         place.first.click()
 
     def to(self, page: str) -> None:
-        """Click a page's link in the bar."""
-        self.click(self.page.locator(".st-key-nav").get_by_role("link", name=page, exact=True))
+        """Click a page's link in the bar, and again if that went to a page that was being drawn anew."""
+        link = self.page.locator(".st-key-nav").get_by_role("link", name=page, exact=True)
+        path = link.first.evaluate("link => link.pathname")
+        self.click(link)
+        try:
+            self.page.wait_for_url(lambda url: urlsplit(url).path == path, timeout=LOST)
+        except TimeoutError:
+            self.click(link)
 
     def seek(self, text: str) -> None:
         self._begin()
