@@ -59,51 +59,59 @@ def apply(action: Shrink | Strongest | Scatter, hidden: Tensor, batch: int = 0) 
     if isinstance(action, Scatter):
         generator = torch.Generator(hidden.device).manual_seed(action.seed * 1_000_003 + batch)
         return hidden.masked_fill(torch.rand(hidden.shape, generator=generator, device=hidden.device) < action.share, 0)
+    return strongest(hidden, action.share, action.threshold)
+
+
+def strongest(hidden: Tensor, share: float, threshold: float) -> Tensor:
+    """Return hidden [..., d_ff], no NaN, with the strongest share of each row's firings, |hidden| > threshold, left."""
+    if hidden.device.type == "cpu" or hidden.dtype not in BITS:
+        return by_topk(hidden, share, threshold)
+    values = hidden.flatten()
+    places = (values.abs() > threshold if threshold else values).nonzero()[:, 0]
+    few = len(places) <= FEW * len(values)
+    return by_sort(hidden, share, places) if few else by_bits(hidden, share, threshold)
+
+
+def by_topk(hidden: Tensor, share: float, threshold: float) -> Tensor:
+    """Do what `strongest` does by the greatest of each row."""
     size = hidden.abs()
-    fired = size > action.threshold
-    k = torch.ceil(action.share * fired.sum(-1, keepdim=True)).long()
-    return hidden.masked_fill(size < kth_largest(size, fired, k), 0)
-
-
-def kth_largest(size: Tensor, fired: Tensor, k: Tensor) -> Tensor:
-    """Return the k-th largest of each row's values that fired, [..., 1]; where k is 0, more than any of them.
-
-    size [..., n]: no NaN; fired: bool [..., n]; k: int64 [..., 1], at most the row's number of firings
-    """
-    if size.device.type == "cpu" or size.dtype not in BITS:
-        return by_topk(size, k)
-    places = fired.flatten().nonzero()[:, 0]
-    return by_sort(size, places, k) if len(places) <= FEW * fired.numel() else by_bits(size, k)
-
-
-def by_topk(size: Tensor, k: Tensor) -> Tensor:
-    """Do what `kth_largest` does by the greatest of each row."""
+    k = kept(share, (size > threshold).sum(-1, keepdim=True))
     values = size.topk(max(1, int(k.max())), dim=-1).values
-    return values.gather(-1, (k - 1).clamp(min=0)).masked_fill(k == 0, torch.inf)
+    least = values.gather(-1, (k - 1).clamp(min=0)).masked_fill(k == 0, torch.inf)
+    return hidden.masked_fill(size < least, 0)
 
 
-def by_sort(size: Tensor, places: Tensor, k: Tensor) -> Tensor:
-    """Do what `kth_largest` does by sorting what fired, all rows at once, by row and then the greatest first.
+def by_sort(hidden: Tensor, share: float, places: Tensor) -> Tensor:
+    """Do what `strongest` does by sorting what fired, all rows at once, by row and then the greatest first.
 
-    places: int64 [firings], where in size, flattened
+    places: int64 [firings], where in hidden, flattened, ascending
     """
+    left = torch.zeros_like(hidden).flatten()
     if not len(places):
-        return torch.full_like(k, torch.inf, dtype=size.dtype)
-    kind = BITS[size.dtype]
-    most, rows = torch.iinfo(kind).max, k.numel()
+        return left.view_as(hidden)
+    kind, rows = BITS[hidden.dtype], hidden.numel() // hidden.shape[-1]
+    most = torch.iinfo(kind).max
     wide = torch.int32 if kind is torch.int16 and rows <= 2**16 else torch.int64  # 15 bits of a value, 16 of a row
-    row = places // size.shape[-1]
-    key = row.to(wide) * (most + 1) + (most - size.flatten().view(kind)[places]).to(wide)
-    before = torch.searchsorted(row, torch.arange(rows, device=row.device)).view_as(k)
-    kth = key.sort().values[(before + k - 1).clamp(0, len(key) - 1)]
-    return (most - kth % (most + 1)).to(kind).view(size.dtype).masked_fill(k == 0, torch.inf)
+    row, fired = places // hidden.shape[-1], hidden.flatten()[places]
+    size = fired.abs()
+    key = row.to(wide) * (most + 1) + (most - size.view(kind)).to(wide)
+    starts = torch.searchsorted(row, torch.arange(rows + 1, device=row.device))
+    last = (starts[:-1] + kept(share, starts.diff()) - 1).clamp(0, len(key) - 1)
+    least = (most - key.sort().values[last] % (most + 1)).to(kind).view(hidden.dtype)
+    return left.scatter_(0, places, fired.masked_fill(size < least[row], 0)).view_as(hidden)
 
 
-def by_bits(size: Tensor, k: Tensor) -> Tensor:
-    """Do what `kth_largest` does by finding the greatest bit pattern that at least k values reach, bit by bit."""
-    kind = BITS[size.dtype]
+def by_bits(hidden: Tensor, share: float, threshold: float) -> Tensor:
+    """Do what `strongest` does by finding the greatest bit pattern that enough values reach, bit by bit."""
+    kind, size = BITS[hidden.dtype], hidden.abs()
+    k = kept(share, (size > threshold).sum(-1, keepdim=True))
     bits, least = size.view(kind), torch.zeros_like(k, dtype=kind)
     for bit in reversed(range(torch.iinfo(kind).bits - 1)):
         higher = least | (1 << bit)
         least = torch.where((bits >= higher).sum(-1, keepdim=True) >= k, higher, least)
-    return torch.where(k > 0, least, torch.iinfo(kind).max).view(size.dtype)
+    return hidden.masked_fill((bits < least) | (k == 0), 0)
+
+
+def kept(share: float, firings: Tensor) -> Tensor:
+    """Return how many of each row's firings a share of them is, int64, rounded up."""
+    return torch.ceil(share * firings).long()

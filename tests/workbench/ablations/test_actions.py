@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from twell.workbench.ablations.actions import Strongest, apply, by_bits, by_sort, by_topk, kth_largest
+from twell.workbench.ablations.actions import Strongest, apply, by_bits, by_sort, by_topk
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
@@ -22,7 +22,7 @@ def hidden_values(firing: float, dtype: torch.dtype) -> torch.Tensor:
     return hidden.to(dtype)
 
 
-def strongest(row: list[float], share: float, threshold: float) -> list[float]:
+def strongest_of(row: list[float], share: float, threshold: float) -> list[float]:
     """Return a row without what is weaker than the strongest share of what fires."""
     fired = sorted((abs(value) for value in row if abs(value) > threshold), reverse=True)
     least = fired[math.ceil(share * len(fired)) - 1] if fired else math.inf
@@ -37,26 +37,36 @@ def test_the_strongest_share_stays(firing: float, threshold: float, dtype: torch
     for share in (0.1, 0.5, 0.75):
         kept = apply(Strongest(share, threshold), hidden)
         rows = zip(kept.flatten(0, 1).tolist(), hidden.flatten(0, 1).tolist(), strict=True)
-        assert all(ours == strongest(row, share, threshold) for ours, row in rows)
+        assert all(ours == strongest_of(row, share, threshold) for ours, row in rows)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("firing", [0.0, 0.05, 0.6])
-def test_every_way_finds_the_same(dtype: torch.dtype, firing: float) -> None:
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+def test_every_way_leaves_the_same(dtype: torch.dtype, firing: float, threshold: float) -> None:
     """By the greatest of each row, by a sort of what fired, and by bits, as on a GPU."""
-    size = hidden_values(firing, dtype).abs() if firing else torch.zeros(3, 8, dtype=dtype)
-    fired = size > 0
+    hidden = hidden_values(firing, dtype) if firing else torch.zeros(3, 8, dtype=dtype)
     for share in (0.1, 0.4, 1.0):
-        k = torch.ceil(share * fired.sum(-1, keepdim=True)).long()
-        expected = by_topk(size, k)
-        assert torch.equal(by_sort(size, fired.flatten().nonzero()[:, 0], k), expected)
-        assert torch.equal(size >= by_bits(size, k), size >= expected)
-        assert torch.equal(size >= kth_largest(size, fired, k), size >= expected)
+        expected = by_topk(hidden, share, threshold)
+        places = (hidden.abs() > threshold).flatten().nonzero()[:, 0]
+        assert torch.equal(by_sort(hidden, share, places), expected)
+        assert torch.equal(by_bits(hidden, share, threshold), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("firing", [0.05, 0.6])
+def test_a_gpu_leaves_what_a_cpu_does(dtype: torch.dtype, firing: float) -> None:
+    hidden = hidden_values(firing, dtype)
+    for share, threshold in ((0.1, 0.0), (0.4, 0.5)):
+        action = Strongest(share, threshold)
+        assert torch.equal(apply(action, hidden.cuda()).cpu(), apply(action, hidden))
 
 
 def test_a_sort_tells_many_rows_apart() -> None:
     """Rows past those whose number fits beside a value in 32 bits, and the last that does."""
     for rows in (2**16, 2**16 + 1):
         size = (torch.arange(2 * rows).view(rows, 2) % 97 + 1).to(torch.bfloat16)
-        k = torch.ones(rows, 1, dtype=torch.int64)
-        assert torch.equal(by_sort(size, torch.arange(2 * rows), k), size.amax(1, keepdim=True))
+        expected = size.masked_fill(size < size.amax(1, keepdim=True), 0)
+        assert torch.equal(by_sort(size, 0.5, torch.arange(2 * rows)), expected)
