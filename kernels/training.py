@@ -91,14 +91,14 @@ def train_plain_ffn(
 
 def choose(
     device: torch.device | str, dtype: torch.dtype, d_model: int, d_ff: int, n: int, kernel: str = "auto",
-    *, gated: bool = True, biased: bool = False, activation: str = "relu",
+    *, gated: bool = True, activation: str = "relu",
 ) -> Choice:  # fmt: skip
     """Name the backend for n rows of this shape; a named one that refuses gives way, and the reason says so."""
     if kernel not in ("auto", "hopper", "reference"):
         raise ValueError(f"kernel: expected one of auto, hopper, reference, got {kernel!r}")
     if kernel == "reference":
         return Choice("reference", "asked for by name")
-    refusal = hopper_backward.refuses(torch.device(device), dtype, d_model, d_ff, n, gated, biased, activation)
+    refusal = hopper_backward.refuses(torch.device(device), dtype, d_model, d_ff, n, gated, activation)
     if refusal is not None:
         return Choice("reference", f"{DENSE}; hopper: {refusal}")
     return Choice("hopper", "asked for by name" if kernel == "hopper" else SPARSE)
@@ -141,7 +141,7 @@ def _train(
     biased = any(bias is not None for bias in weights[3:])
     choice = choose(
         x.device, x.dtype, d_model, d_ff, len(flat), kernel,
-        gated=weights[1] is not None, biased=biased, activation=activation,
+        gated=weights[1] is not None, activation=activation,
     )  # fmt: skip
     capacity = capacity or max(1, d_ff // DEFAULT_SHARE)
     if key is not None and save and choice.kernel == "hopper" and not biased:

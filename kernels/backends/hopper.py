@@ -44,9 +44,8 @@ WINDOW = 1024  # rows that are put in order of nnz before they are cut into bloc
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
 FEW_TILES = 352  # of the gate product: up to so many, a call has no order, no plan and, unless asked for, no words
 NARROW = 1024  # d_model up to which a plain FFN has short gate products, beside which a plan takes long
-NARROW_FEW_TILES = FEW_TILES  # of such a call; more were not timed on a GPU yet
+NARROW_FEW_TILES = 12_288  # of such a call; more were not timed
 PARTIAL_SUMS = 144  # of a tile of y, that can be left for other CTAs at once: as many as a GH100 has multiprocessors
-PREPARES_PLANS = False  # whether a module's later calls with a plan go without checks too; not timed on a GPU yet
 ALL_STAGES = int(Stage.GATE | Stage.PLAN | Stage.UP | Stage.DOWN | Stage.COUNTS)
 NO_WORDS = int(Stage.PLAN | Stage.COUNTS)  # needless without a plan where nnz alone is required
 
@@ -236,7 +235,7 @@ def prepare(params: FFNParams) -> Callable[[Tensor], tuple[Tensor, Stats]] | Non
     """
     (d_ff, d_model), n = params.w_gate.shape, params.n
     planned = plans(params, n)
-    if params.up_relu or (planned and not (PREPARES_PLANS and len(list(_passes(n, d_ff))) == 1)):
+    if params.up_relu or (planned and len(list(_passes(n, d_ff))) > 1):
         return None
     laid_out = regions(n, d_ff, params.x.dtype, planned)
     offsets, nbytes, counts, flat = laid_out.offsets, laid_out.nbytes, params.probes == "counts", params.x.dim() == 2

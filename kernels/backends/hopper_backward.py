@@ -41,8 +41,6 @@ from twell.kernels.build import Library, Source
 BLOCK, PANEL = hopper.BLOCK, hopper.PANEL
 KEEP_CTAS = 4  # that sum |h| over a block's rows
 MOST_ITEMS = 1024  # blocks of rows, or groups of neurons
-ADDS = False  # whether the kernels add to given sums themselves, or torch does after them; to be turned on once tested
-BIASES = True  # whether the kernels take biases
 MOST_D_FF = 2**14  # counts of each neuron's firings lie in shared memory
 
 _SOURCES = ("many_rows/gate", "many_rows/plan", "many_rows/up", "many_rows/down")
@@ -96,7 +94,6 @@ def refuses(
     d_ff: int,
     n: int,
     gated: bool,
-    biased: bool,
     activation: str,
 ) -> str | None:
     """Return why these kernels cannot take such a call, or None; build them to find out, once a process."""
@@ -104,8 +101,6 @@ def refuses(
         return reason
     if dtype != torch.bfloat16:
         return "expected bfloat16, as an up value is the quotient of two kept ones, which float16 lacks the range for"
-    if biased and not BIASES:
-        return "expected an FFN without biases"
     blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
     if d_ff > MOST_D_FF or blocks > MOST_ITEMS:
         return f"expected d_ff up to {MOST_D_FF} and up to {MOST_ITEMS * BLOCK} rows, got {d_ff} and {n}"
@@ -262,7 +257,7 @@ def _added_to(into: Sums) -> tuple[bool, bool, bool]:
     Both first ones or neither; sums of one dtype, those of the down weights by neuron.
     """
     gate, up, down = into
-    if not ADDS or gate is None or up is None or down is None:
+    if gate is None or up is None or down is None:
         return False, False, False
     fits = [total.dtype == gate.dtype and total.data_ptr() % 16 == 0 for total in into]  # type: ignore[union-attr]
     first = fits[0] and fits[1]

@@ -32,7 +32,7 @@ from twell.kernels.backends import gpu, hopper
 from twell.kernels.backends.hopper import BLOCK, OUTPUTS, PANEL
 
 ENABLED = True
-AT_ONCE = False  # whether what does not fit is computed at once where the arena has room; to be turned on once tested
+AT_ONCE = True  # whether what does not fit is computed at once where the arena has room
 CTAS = 144  # among which a product's work is shared out, at most
 FORWARD_ROWS = 8192  # a multiple of hopper.WINDOW
 PASSES = 8  # most of each kind

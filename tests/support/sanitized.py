@@ -76,6 +76,8 @@ def few() -> Iterator[FFNParams]:
     for n in (5, 30, 50):
         yield make(n, 64, 264, 9, **PLAIN)
         yield make(n, 64, 264, 9, **COUNTS)
+    for n, d_ff, quiet in ((5, 6400, 20), (13, 6344, -60)):  # groups of 64
+        yield make(n, 72, d_ff, quiet, **COUNTS)
 
 
 ON_132 = (  # n, d_model, d_ff: on so many multiprocessors, each tile of the gate and up products, and each way of down

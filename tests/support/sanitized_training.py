@@ -42,7 +42,7 @@ def fits() -> Iterator[Options]:
 
 def dense() -> Iterator[Options]:
     """Let calls keep a value a row, and yield their options."""
-    hopper_compact.ENABLED, hopper_compact.FORWARD_ROWS = True, 1024
+    hopper_compact.ENABLED, hopper_compact.FORWARD_ROWS, hopper_compact.AT_ONCE = True, 1024, False
     yield {"capacity": 1}
 
 
@@ -54,14 +54,13 @@ def passes() -> Iterator[Options]:
 
 def at_once() -> Iterator[Options]:
     """Let what does not fit be computed at once, and yield the options of calls."""
-    hopper_compact.AT_ONCE, hopper_compact.ROOM = True, 1e6
-    yield from dense()
-    hopper_compact.AT_ONCE = False
+    hopper_compact.ROOM = 1e6
+    hopper_compact.ENABLED, hopper_compact.FORWARD_ROWS, hopper_compact.AT_ONCE = True, 1024, True
+    yield {"capacity": 1}
 
 
 def biased() -> Iterator[Options]:
     """Yield the options of calls with biases."""
-    hopper_backward.BIASES = True
     yield from worst()
     yield from fits()
     yield from dense()
@@ -74,7 +73,7 @@ CALLS: dict[str, Callable[[], Iterator[Options]]] = {
 
 def refuses() -> str | None:
     """Return why no training call runs here, or None. Build the kernels to find out."""
-    return hopper_backward.refuses(torch.device("cuda"), torch.bfloat16, 64, 64, 1, True, False, "relu")
+    return hopper_backward.refuses(torch.device("cuda"), torch.bfloat16, 64, 64, 1, True, "relu")
 
 
 def biases(d_model: int, d_ff: int) -> list[Tensor]:

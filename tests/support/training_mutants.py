@@ -106,7 +106,7 @@ def test_with(number: int, tests: str) -> int:
         if reason := build.failure(library):
             sys.exit(reason)
         ctypes.CDLL(str(build.build(library))).twell_choose_mutant(number)
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=line", *TESTS[tests]]))
+    return int(pytest.main(["-x", "-p", "no:cacheprovider", "--tb=line", *TESTS[tests]]))
 
 
 def outcome(number: int, tests: str) -> tuple[bool, str]:

@@ -22,7 +22,7 @@ struct Rows16Choices {
   bool next_wave;    // the gate weights of the group that comes after a CTA's own on its multiprocessor
   bool wide_groups;  // groups of kWideGroup where that makes one wave of two
 };
-constexpr Rows16Choices kChosen{true, false, false};  // in force; a call's stages can turn each around
+constexpr Rows16Choices kChosen{true, false, true};  // in force; a call's stages can turn each around
 
 // Sets the choices of a call on so many multiprocessors. turned: those that are not as in kChosen
 inline void choose_rows16(Ffn& f, Rows16Choices turned, int processors) {

@@ -94,7 +94,6 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(
     monkeypatch: pytest.MonkeyPatch, probes: str, planned: bool
 ) -> None:
     """y, what is finite, nnz and the workspace: all else would keep the host longer than the GPU."""
-    monkeypatch.setattr(hopper, "PREPARES_PLANS", True)
     monkeypatch.setattr(hopper, "has_plan", lambda *_: planned)
     given: list[tuple[Any, ...]] = []
 
@@ -140,13 +139,11 @@ def test_plain_narrow_calls_have_a_border_of_their_own(monkeypatch: pytest.Monke
 
 
 def test_calls_in_several_passes_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each pass has a workspace of its own. With a plan none is, unless that is switched on."""
+    """Each pass has a workspace of its own."""
     monkeypatch.setattr(hopper, "loaded_op", lambda *_: "hopper_ffn")
     monkeypatch.setattr(torch.ops, "twell", SimpleNamespace(hopper_ffn_few=SimpleNamespace(default=None)))
     weight = torch.zeros(5632, 64, dtype=BF16)
     params = FFNParams(torch.zeros(5000, 64, dtype=BF16), weight, weight, weight.t())
-    assert hopper.prepare(params) is None
-    monkeypatch.setattr(hopper, "PREPARES_PLANS", True)
     assert hopper.prepare(params) is not None
     monkeypatch.setattr(gpu, "MAX_WORKSPACE", 4000 * 5632 * 37 // 8)
     assert hopper.prepare(params) is None

@@ -11,7 +11,7 @@ from support.gpu_training import COEFFICIENT, ON_HOPPER, direction, errors, made
 from torch import Tensor
 from torch.nn.functional import linear
 
-from twell.kernels.backends import hopper_backward, hopper_compact, reference_backward
+from twell.kernels.backends import hopper_compact, reference_backward
 from twell.kernels.backends.reference_backward import Weights
 from twell.kernels.training import Trained, choose, train_gated_ffn, train_plain_ffn
 
@@ -29,8 +29,6 @@ Tensors = dict[str, Tensor]
 @pytest.fixture(autouse=True, params=["worst case", "repeated", "compact", "compact, dense", "compact, at once"])
 def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Each workspace, with room for all that is kept and for hardly any; options of the calls."""
-    monkeypatch.setattr(hopper_backward, "BIASES", True)
-    monkeypatch.setattr(hopper_backward, "ADDS", True)
     monkeypatch.setattr(hopper_compact, "ENABLED", request.param.startswith("compact"))
     monkeypatch.setattr(hopper_compact, "FORWARD_ROWS", 1024)
     monkeypatch.setattr(hopper_compact, "AT_ONCE", request.param == "compact, at once")
@@ -99,7 +97,7 @@ def as_rows(tensor: Tensor) -> Tensor:
 def test_errors_with_biases_are_denses(
     options: dict[str, Any], gated: bool, activation: str, n: int, d_model: int, d_ff: int, shift: float
 ) -> None:
-    kind: dict[str, Any] = {"gated": gated, "activation": activation, "biased": True}
+    kind: dict[str, Any] = {"gated": gated, "activation": activation}
     assert choose("cuda", torch.bfloat16, d_model, d_ff, n, **kind).kernel == "hopper"
     tensors = tensors_of(n, d_model, d_ff, shift, gated=gated)
     out = train(tensors, activation=activation, **options)

@@ -154,10 +154,9 @@ def test_gathered_weights_that_come_last(n: int) -> None:
 @pytest.mark.parametrize("n", [1, 8, 64, 65, 500, 12_000], ids=lambda n: f"{n} rows")
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
 @pytest.mark.parametrize("probes", ["none", "counts"])
-def test_a_prepared_call_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, n: int, gated: bool, probes: str) -> None:
+def test_a_prepared_call_gives_the_same_bits(n: int, gated: bool, probes: str) -> None:
     """The call without checks beside the one with them; also replayed from a graph."""
     one = make(n, 200, 1016, 0, gated=gated, bias=True, probes=probes, layout=None, want_packed=False)
-    monkeypatch.setattr(hopper, "PREPARES_PLANS", True)
     assert hopper.has_plan(n, 1016) == (n == 12_000)
     y, stats = hopper.run(one)
     run_again = hopper.prepare(one)
@@ -204,7 +203,7 @@ def test_wide_groups_as_each_way_takes_and_one_more(n: int, gated: bool) -> None
         one.w_gate[:] = -1
         neuron = torch.cat([torch.arange(64, 64 + fired), torch.arange(8192, 8200)]).to(CUDA)
         one.w_gate[neuron, neuron % n] = (1 + neuron % 3).to(one.w_gate.dtype)
-        got = turned(one, Stage.WIDE_GROUPS)
+        got = hopper.run(one)
         assert int(got[1].nnz.sum()) == fired + 8
         assert_as(f"{fired} fired", got, reference.run(one))
 
@@ -217,18 +216,18 @@ def test_wide_groups_of_every_density_side_by_side(n: int, d_ff: int) -> None:
     one = make(n, 1096, d_ff, 0, bias=True, probes="counts", layout=None, want_packed=False)
     one.w_gate[:, 0] = torch.linspace(60, -40, d_ff, device=CUDA).round().neg()
     whole = reference.run(one)
-    assert_as("finite", turned(one, Stage.WIDE_GROUPS), whole)
+    assert_as("finite", hopper.run(one), whole)
     one.x[n // 2, 5] = float("nan")
-    y, stats = turned(one, Stage.WIDE_GROUPS)
+    y, stats = hopper.run(one)
     others = torch.arange(n, device=CUDA) != n // 2
     assert bool(y[n // 2].isnan().all()) and stats.finite.equal(others)
     assert_same("y beside it", y[others], whole[0][others])
     one.x[:, 5], source = 0, torch.Generator(device=CUDA).manual_seed(n)
     one.w_down.copy_(torch.randn(one.w_down.shape, device=CUDA, generator=source))
-    first = turned(one, Stage.WIDE_GROUPS)
+    first = hopper.run(one)
     for _ in range(20):
-        assert_as("again", turned(one, Stage.WIDE_GROUPS), first)
-    assert float((first[0] - hopper.run(one)[0]).abs().max()) <= 2**-6 * float(first[0].abs().max())
+        assert_as("again", hopper.run(one), first)
+    assert float((first[0] - turned(one, Stage.WIDE_GROUPS)[0]).abs().max()) <= 2**-6 * float(first[0].abs().max())
 
 
 @pytest.mark.gpu

@@ -48,6 +48,7 @@ def _on(both_ways: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(params=["room for all", "as chosen", "nothing fits", "nothing kept fits, many passes", "at once"])
 def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Each size of what is kept and of the arena; options of the calls."""
+    monkeypatch.setattr(hopper_compact, "AT_ONCE", request.param == "at once")
     if request.param == "room for all":
         monkeypatch.setattr(hopper_compact, "ROOM", 1e6)
         return {"capacity": 2**14}
@@ -56,7 +57,7 @@ def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dic
     if request.param == "nothing kept fits, many passes":
         fewest(monkeypatch)
     if request.param == "at once":
-        at_once(monkeypatch)
+        monkeypatch.setattr(hopper_compact, "ROOM", 1e6)
     return {"capacity": 1}
 
 

@@ -2,8 +2,9 @@
 
 The idea: sparse calls are all timed where they run, so only dense ones cost anything. Once WARM batches have run, every
 layer is calibrated in one batch, and the whole model after it, whatever they take. Two more rounds of all layers follow
-in the next batches, as far as ALLOWANCE goes. From then on a layer is calibrated whenever its cost fits into a share of
-the time since; layers take turns, and after every MODEL_EVERY rounds the whole model is next.
+in the next batches, as far as ALLOWANCE goes: an advance on the share of the capture's time that calibrations may take.
+Once that has grown past what they took, a layer is calibrated whenever its cost fits into it; layers take turns, and
+after every MODEL_EVERY rounds the whole model is next.
 
 A layer is expected to cost what the last one did. What was chosen counts as spent until its time is read, one batch
 later.
@@ -44,7 +45,7 @@ class Calibrations:
         self._done = self._batches = self._largest = 0  # layers calibrated, batches begun, rows of any batch
         self._models = 0  # turns of the whole model
         self._due = False  # whether this batch may be calibrated
-        self._began, self._sampling = time.perf_counter(), 0.0  # when sampling began, and what was spent until then
+        self._began = time.perf_counter()
 
     @property
     def lacking(self) -> bool:
@@ -95,15 +96,10 @@ class Calibrations:
         for kind, (many, seconds) in took.items():
             self.spent += seconds
             self._cost[kind] = seconds / max(1, many)
-        if not self._samples():
-            self._began, self._sampling = time.perf_counter(), self.spent
-
-    def _samples(self) -> bool:
-        """Return whether the first rounds are over."""
-        return self._done >= ROUNDS * self.count or self.spent >= self._allowance
 
     def _room(self) -> float:
         """Return the seconds that may be taken now."""
-        if not self._samples():
-            return self._allowance - self.spent - sum(self._expected)
-        return self.share * (time.perf_counter() - self._began) - (self.spent - self._sampling) - sum(self._expected)
+        earned = self.share * (time.perf_counter() - self._began)
+        if self._done < ROUNDS * self.count:
+            earned = max(earned, self._allowance)
+        return earned - self.spent - sum(self._expected)

@@ -80,7 +80,7 @@ void launch_rows64_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
 
 template <>
 void launch_pack_words<TWELL_T>(const Ffn& f, cudaStream_t stream) {
-  launch(pack_words<TWELL_T>, dim3(f.tiles, f.rows), 32, 0, stream, f);
+  launch(pack_words<TWELL_T>, dim3(f.rows, f.tiles), 32, 0, stream, f);
 }
 
 }  // namespace twell::hopper

@@ -56,7 +56,7 @@ __device__ __forceinline__ uint32_t positive(const uint4& v) {
 // Writes words from the dense values in `spill`: a warp for a tile of a row, a lane for eight columns.
 template <typename T>
 __global__ void __launch_bounds__(32) pack_words(const Ffn f) {
-  const int tile = blockIdx.x, row = blockIdx.y, lane = threadIdx.x;
+  const int row = blockIdx.x, tile = blockIdx.y, lane = threadIdx.x;
   const int64_t at = static_cast<int64_t>(row) * f.tiles + tile;
   const bool there = tile * kTile + 8 * lane < f.d_ff;
   uint4* chunk = static_cast<uint4*>(f.spill) + at * (kTile / 8) + (lane ^ (row & 7));
