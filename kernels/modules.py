@@ -34,6 +34,7 @@ from twell.kernels.prepared import Prepared
 from twell.kernels.stats import Stats
 
 Linear = nn.Module | Tensor  # a module with `weight` and perhaps `bias`, or the weight alone
+PREPARED = 4  # shapes whose later calls need no checks: a generation has prompts and steps
 
 
 @dataclass
@@ -111,7 +112,7 @@ class SparseFFN(nn.Module):
         self.kernel = kernel
         self.probe = Probe() if probe is None else probe
         self.runs_dense = False
-        self._prepared: Prepared | None = None
+        self._prepared: dict[torch.Size, Prepared] = {}  # by the shape of x
         chosen = self.choice(1).kernel  # an unknown kernel is refused here, not in the first forward pass
         if KERNELS[chosen].down_by_neuron:
             by_neuron = self.w_down.t().contiguous().t()  # strides (1, d_model); moves and casts keep them
@@ -152,7 +153,7 @@ class SparseFFN(nn.Module):
         x = x.contiguous()
         if self.probe.before is not None:
             self.probe.before(self.layer)
-        prepared = None if torch.compiler.is_compiling() else self._prepared
+        prepared = None if torch.compiler.is_compiling() else self._prepared.get(x.shape)
         if prepared is not None and prepared.fits(self, x):
             y, stats = prepared.run(x)
         else:
@@ -166,12 +167,16 @@ class SparseFFN(nn.Module):
         results = run(params, self.kernel)
         if type(params.x) is Tensor and not torch.compiler.is_compiling():
             run_again = prepare(params, self.kernel)
-            self._prepared = None if run_again is None else Prepared.of(self, params.x, run_again)
+            self._prepared.pop(params.x.shape, None)
+            if run_again is not None:
+                latest = Prepared.of(self, params.x, run_again)
+                like = [(shape, one) for shape, one in self._prepared.items() if one.is_of_weights_of(latest)]
+                self._prepared = dict([*like[1 - PREPARED :], (params.x.shape, latest)])
         return results
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made from: without what is prepared, which holds this module's weights."""
-        return self.__dict__ | {"_prepared": None}
+        return self.__dict__ | {"_prepared": {}}
 
     def report_dense(self, x: Tensor, gate: Tensor, hidden: Tensor, up: Tensor | None = None) -> None:
         """Count a pass that other code ran densely, and report it to the probe. gate, hidden, up: as in `count_dense`;

@@ -1,7 +1,7 @@
 """Tell whether a call of a module is one that was checked before, so that it can run without checks.
 
 The checks of a call, the choice of its kernel and the making of its results take the host longer than few rows take the
-GPU. So a module keeps what its last call was, and a function of the kernel's that runs the like of it.
+GPU. So a module keeps what its last calls were, by shape, and functions of the kernel's that run the like of them.
 
     prepared = Prepared.of(module, x, run_again)
     if prepared.fits(module, x):
@@ -55,6 +55,11 @@ class Prepared:
             if weight is not None and (weight.requires_grad or weight.data_ptr() != address):
                 return False
         return _options(module) == self.options
+
+    def is_of_weights_of(self, other: Prepared) -> bool:
+        """Return whether both calls read the same tensors, which each keeps in memory."""
+        pairs = zip(self.weights, other.weights, strict=True)
+        return all(mine is its and address == at for (_, mine, address), (_, its, at) in pairs)
 
 
 def _options(module: Any) -> tuple[Any, ...]:

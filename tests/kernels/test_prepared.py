@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from twell.kernels.backends import reference
 from twell.kernels.dispatch import KERNELS
 from twell.kernels.layout import Layout
-from twell.kernels.modules import Probe, SparseFFN
+from twell.kernels.modules import PREPARED, Probe, SparseFFN
 from twell.kernels.params import FFNParams
 from twell.kernels.stats import Stats
 
@@ -65,13 +66,25 @@ def module() -> SparseFFN:
     return SparseFFN(*weights, kernel="reference", probe=Probe(probes="counts"))
 
 
-def test_a_second_call_of_a_shape_is_prepared(counted: Counted, module: SparseFFN) -> None:
+def test_a_second_call_of_each_of_the_last_shapes_is_prepared(counted: Counted, module: SparseFFN) -> None:
     heard: list[Stats] = []
     module.probe.on_stats = lambda _layer, _x, stats: heard.append(stats)
-    for n, expected in ((3, FULL), (3, AGAIN), (3, AGAIN), (5, FULL), (5, AGAIN), (3, FULL)):
+    for n, expected in ((3, FULL), (3, AGAIN), (3, AGAIN), (5, FULL), (5, AGAIN), (3, AGAIN)):
         x = torch.randn(n, 16)
         assert counted.calls(module, x) == expected
         assert heard[-1].nnz.tolist() == (x @ module.w_gate.T > 0).sum(1).tolist()
+    for n in range(6, 6 + PREPARED):
+        assert counted.calls(module, torch.randn(n, 16)) == FULL
+    assert [counted.calls(module, torch.randn(n, 16)) for n in (6, 3)] == [AGAIN, FULL]
+
+
+def test_weights_that_were_replaced_are_let_go(counted: Counted, module: SparseFFN) -> None:
+    for n in (3, 4):
+        counted.calls(module, torch.randn(n, 16))
+    before = weakref.ref(module.w_up)
+    module.w_up = torch.nn.Parameter(module.w_up.detach() * 2, requires_grad=False)  # type: ignore[union-attr]
+    assert counted.calls(module, torch.randn(4, 16)) == FULL
+    assert before() is None
 
 
 @pytest.mark.parametrize(

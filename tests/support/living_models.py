@@ -167,7 +167,7 @@ def in_turn(chain: list[Run]) -> None:
 
 def checked(module: SparseFFN, x: Tensor) -> Tensor:
     """Run a call with its checks."""
-    module._prepared = None
+    module._prepared.clear()
     return module(x)
 
 
