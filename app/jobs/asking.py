@@ -42,6 +42,11 @@ def model_request(run: Run) -> dict[str, Any] | None:
     }
 
 
+def names_neurons(run: Run) -> bool:
+    """Return whether the neurons that a token of the text fires can be told: the run keeps them, or its model reads."""
+    return run.has("fired") or (run.has("activity") and model_request(run) is not None)
+
+
 def prepare() -> None:
     """Start the worker in the background, as the next click may ask it; not beside a measurement, nor without torch."""
     if st.runtime.exists() and not is_busy() and importlib.util.find_spec("torch") is not None:

@@ -64,7 +64,8 @@ def draw_numbers(run: Run, row: dict[str, object]) -> None:
             f'<p class="tw-said">It fires on one token of the vocabulary only: {token_html(str(row["token_text"]))}</p>'
         )
     if fires and run.has("activity"):
-        widgets.page_link("text", "First sequence in which it fires →", sequence=row["first_sequence"])
+        label = "The first passage in which it fires, shaded by it →"
+        widgets.page_link("text", label, sequence=row["first_sequence"], neuron=row["label"])
 
 
 def draw_first_written(run: Run, layer: int, neuron: int) -> None:

@@ -168,7 +168,7 @@ def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
         result = result.then(first_rows)
         frame = result.frame
     order = NOTES[kind] + distance + (WRITES if "writes" in frame else "")
-    caption = f"{why}{plural(count, 'neuron')} {scope}{limit}. {order} Choose a row to open its page."
+    caption = f"{why}{plural(count, 'neuron')} {scope}{limit}. {order} Choose a row to see where it fires."
     widgets.heading("Dead neurons" if kind == "dead" else KINDS[kind], caption, result)
     if frame.empty:
         none = "Every neuron fired at least once." if kind == "dead" and not find else "There are no such neurons here."
@@ -181,14 +181,13 @@ def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
         rows = rows.drop(columns="token_text")
     if rows["first_sequence"].nunique() < 2:  # most fire in the first sequence
         rows = rows.drop(columns="first_sequence")
-    row = widgets.chosen_row(
+    widgets.choosable(
         rows,
         f"neuron-table-{kind}-{layer}",
+        rows["label"],
         column_order=["label", *(name for name in shown if name in rows)],
         column_config=columns(rows),
     )
-    if row is not None:
-        go_to(str(row["label"]))
 
 
 def columns(frame: pd.DataFrame) -> dict[str, Any]:
@@ -230,6 +229,8 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
 
 def draw_page(run: Run) -> None:
     """Draw the map of densities, the filters and the list."""
+    if (label := widgets.chosen_row()) is not None:
+        go_to(str(label))
     st.query_params.pop("neuron", None)  # the link back from a neuron's page may leave it in the address
     with widgets.show_errors():
         draw_dead(run)
@@ -240,6 +241,6 @@ def draw_page(run: Run) -> None:
     draw_questions(run, [TOGETHER])
 
 
-widgets.title("How often does each neuron fire?")
+widgets.title("How often does each neuron fire, and where?")
 with widgets.show_errors():
     draw_page(current_run())

@@ -17,9 +17,9 @@ from twell.app.text.choices import Choice, chosen
 from twell.app.text.passage_view import full_bar_counts, highest_html, legend, passage_html
 from twell.app.text.search_view import name_of
 from twell.app.text.silenced_view import draw_what_if
-from twell.app.text.token_view import MarkedToken, draw_token
+from twell.app.text.token_view import NEURONS, MarkedToken, draw_token
 from twell.app.ui import widgets
-from twell.app.ui.formatting import number, plural, whole
+from twell.app.ui.formatting import number, plural, token_html, whole
 from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.run_catalog import find_runs
 from twell.app.ui.url_state import current_run, parameter, run_name, whole_number
@@ -85,16 +85,19 @@ def draw_passage(sequences: pd.DataFrame, choice: Choice, anew: Run | None) -> N
     result = result.then(step, anew if step is passage.shaded_anew else run, shade, choice.phase, begin, PAGE_TOKENS)
     rows = result.frame
     end = begin + len(rows)
-    names_neurons = choice.can_ask or run.has("fired")
+    can_name = choice.can_ask or run.has("fired")
     vocabulary = run.vocab["bytes"]
     texts = pieces(vocabulary.reindex(all_rows["token_id"]))
-    draw_heading(sequences, choice, name_of(all_rows, texts), (begin, end, len(all_rows)), names_neurons, result)
+    draw_heading(sequences, choice, name_of(all_rows, texts), (begin, end, len(all_rows)), can_name, result)
     scale = choice.scale()
     st.html(legend(scale))
+    names = passage.token_texts(vocabulary.reindex(rows["token_id"]))
+    seen = marked if marked is not None and begin <= marked < end else None
+    if seen is not None and can_name:
+        draw_way_to_neurons(rows.iloc[seen - begin], names[seen - begin])
     values = rows["shade"].to_numpy(float)
     if "/" in shade and not (values > 0).any():
         note_unshaded(choice, anew)
-    names = passage.token_texts(vocabulary.reindex(rows["token_id"]))
     st.html(
         passage_html(
             rows,
@@ -106,16 +109,28 @@ def draw_passage(sequences: pd.DataFrame, choice: Choice, anew: Run | None) -> N
             neuron_lines(values, shade),
             run_name(),
             marked,
-            {"sequence": sequence, **choice.parameters} if names_neurons else None,
+            {"sequence": sequence, **choice.parameters} if can_name else None,
         )
     )
     draw_pager(choice, rows, len(all_rows))
     if anew is not None and "/" in shade:
         with widgets.show_errors():
             draw_what_if(choice, anew)
-    if marked is not None and begin <= marked < end:
+    if seen is not None:
         with widgets.show_errors():
-            draw_neurons(choice, rows, marked, names[marked - begin], anew)
+            draw_neurons(choice, rows, seen, names[seen - begin], anew)
+
+
+def draw_way_to_neurons(row: pd.Series, name: str) -> None:
+    """Draw how many neurons the marked token fires, and a link to them, which stand below the passage.
+
+    row: the token's row of `passage`; name: the token by itself
+    """
+    position, count = int(row["position"]), plural(int(row["nnz"]), "neuron")
+    st.html(
+        f'<p class="tw-said">{token_html(name)} at position {position} fires {count}: '
+        f'<a class="plain tw-chip" href="#{NEURONS}">which ones ↓</a></p>'
+    )
 
 
 def draw_heading(
@@ -272,7 +287,7 @@ def link_to_text(run: Run) -> None:
         widgets.page_link("text", f"{texts[name].name}, a run of {model}, keeps its text →", run=name)
 
 
-widgets.title("How many neurons does each token fire?")
+widgets.title("Which neurons does each token fire, and how many?")
 job_status()
 with widgets.show_errors():
     draw_page(current_run())

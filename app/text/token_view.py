@@ -29,6 +29,7 @@ from twell.workbench.run.store import Run
 SHOWN = 24  # neurons of all layers, or of one
 SHOWN_BY_LAYER = 40  # about as many where every layer shows its own
 LEVELS = 6  # of shade
+NEURONS = "its-neurons"  # the place of the neurons in the page
 ALL_LAYERS = "all layers"
 Pairs = tuple[tuple[int, int], ...]
 
@@ -92,6 +93,7 @@ def draw_token(token: MarkedToken, reference: Run, scale_name: str) -> None:
     )
     with heading_area:
         name = f"Neurons that {visible(token.name)} fires at position {position}"
+        st.html(f'<div id="{NEURONS}"></div>')
         widgets.heading(name, caption.strip(), result, key="token-neurons")
     st.html(neurons_html(shown, _writes(reference, shown), token.parameters) + hover_css(token, shown))
 

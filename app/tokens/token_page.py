@@ -7,13 +7,14 @@ from urllib.parse import urlencode
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from twell import analysis
 from twell.analysis.figures.tokens import profile
 from twell.analysis.statistics import t_half
 from twell.app.tokens.token_data import ALL_TOKENS, address_filters
 from twell.app.tokens.token_neurons import neurons_of
-from twell.app.tokens.token_rows import draw_neurons, titled_row
+from twell.app.tokens.token_rows import draw_its_neurons, draw_neurons, titled_row
 from twell.app.tokens.word_view import draw_word
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, visible, whole
@@ -58,13 +59,14 @@ def draw_layers(run: Run, token: int) -> None:
     widgets.draw(figure, "profile", "The token's z by layer")
 
 
-def draw_occurrences(run: Run, token: int, count: int) -> None:
-    """Draw where the token occurs, a line an occurrence, shaded by nnz.
+def draw_occurrences(run: Run, token: int, count: int, top: DeltaGenerator) -> None:
+    """Draw where the token occurs, a line an occurrence, shaded by nnz; at `top` a link to the neurons of the first.
 
     Args:
         run: the run.
         token: the token's id.
         count: how often it occurs.
+        top: an empty place under the numbers.
     """
     heading_area = st.container()
     run.files("activity")  # raises Missing, with the reason
@@ -78,6 +80,8 @@ def draw_occurrences(run: Run, token: int, count: int) -> None:
         widgets.heading("In the text", caption, result)
     with widgets.scanning(run):
         frame = result.frame
+    with top:
+        draw_its_neurons(run, frame.head(1), frame["token"].head(1).tolist())
     st.html(occurrences_html(frame))
 
 
@@ -123,6 +127,7 @@ def draw_page(run: Run) -> None:
     if row is None or token is None:
         return
     draw_numbers(run, row)
+    top = st.container()
     left, right = widgets.pair("pair")
     lacking: dict[str, list[str]] = {}
     with left, widgets.show_errors(), noted("over the layers", lacking):
@@ -130,7 +135,7 @@ def draw_page(run: Run) -> None:
     with right, widgets.show_errors(), noted("neurons of this token", lacking):
         draw_neurons(run, "token", neurons_of, token=token)
     with widgets.show_errors(), noted("in the text", lacking):
-        draw_occurrences(run, token, int(row["count"]))
+        draw_occurrences(run, token, int(row["count"]), top)
     say_left_out(run, lacking)
 
 

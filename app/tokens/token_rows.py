@@ -1,6 +1,7 @@
 """Rows of tokens or words: how many neurons each fires, with an interval, and one place where it stands in the text.
 
-Every row is one link, to the page of the token or the word, which begins with its title and has its neurons.
+Every row is a link to the page of the token or the word, and, where they can be told, one to the neurons that it fires
+at that place.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import streamlit as st
 from twell.analysis.statistics import t_half
 from twell.analysis.tokens.contexts import one_place_each
 from twell.analysis.tokens.text_search import first_places
+from twell.app.jobs.asking import names_neurons
 from twell.app.tokens.token_neurons import neurons_caption, neurons_html
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, running, token_html, typeset, visible, whole
@@ -46,8 +48,9 @@ def titled_row(frame: pd.DataFrame, column: str, value: int | str | None, label:
     return row
 
 
-def snippets(run: Run, frame: pd.DataFrame) -> dict[Any, tuple[str, str, str]]:
-    """Return the text before, at and after one place of each row's token or word, by it; empty without a text."""
+def snippets(run: Run, frame: pd.DataFrame) -> dict[Any, pd.Series]:
+    """Return one place of each row's token or word, by it: sequence, position, and the text before, at and after it;
+    empty without a text."""
     try:
         if "word" in frame:
             places = fetch(run, first_places, words=tuple(frame["word"]))
@@ -57,8 +60,7 @@ def snippets(run: Run, frame: pd.DataFrame) -> dict[Any, tuple[str, str, str]]:
             keys = places["token_id"]
     except Missing:
         return {}
-    texts = zip(places["before"], places["token"], places["after"], strict=True) if len(places) else ()
-    return dict(zip(keys, texts, strict=True))
+    return dict(zip(keys, (place for _, place in places.iterrows()), strict=True))
 
 
 def rows_html(run: Run, frame: pd.DataFrame, rank: str, filters: dict[str, str]) -> str:
@@ -80,7 +82,8 @@ def rows_html(run: Run, frame: pd.DataFrame, rank: str, filters: dict[str, str])
     unit = "neurons a layer" + (" ± 95 %" if frame["half"].notna().any() else "")
     titles = ["word" if is_word else "token", axis, unit, "z", "times", *(["for example"] if texts else [])]
     names = "".join(title if title == axis else f"<span>{typeset(title)}</span>" for title in titles)
-    lines = [f'<div class="tw-fired names">{names}</div>']
+    tells = bool(texts) and names_neurons(run)
+    lines = [_with_neurons(f'<div class="tw-fired names">{names}</div>', "" if tells else None)]
     for row in frame.to_dict("records"):
         key = row["word"] if is_word else row["token_id"]
         address = link("token", **({"word": key} if is_word else {"token": key}), **filters)
@@ -88,11 +91,22 @@ def rows_html(run: Run, frame: pd.DataFrame, rank: str, filters: dict[str, str])
         half = row["half"]
         mean = number(row["mean"]) + ("" if pd.isna(half) else f" ± {number(half, 2)}")
         numbers = f"<span>{mean}</span><span>{fixed(row[score])}</span><span>{whole(row['count'])}</span>"
-        lines.append(
+        place = texts.get(key)
+        cells = (
             f'<a class="tw-fired" href="{address}"><span>{name}</span>{_dot(row["mean"], half, low, high)}{numbers}'
-            f"{_snippet(texts.get(key)) if texts else ''}</a>"
+            f"{_snippet(place) if texts else ''}</a>"
         )
+        there = "" if place is None else link("text", sequence=place["sequence"], position=place["position"])
+        lines.append(_with_neurons(cells, there if tells else None))
     return f'<div class="tw-fired-rows{"" if texts else " bare"}">{"".join(lines)}</div>'
+
+
+def _with_neurons(cells: str, address: str | None) -> str:
+    """Return a row with a link to the neurons of its place, by address; empty: room for it alone, None: neither."""
+    if address is None:
+        return cells
+    there = f'<a class="tw-its" href="{address}">its neurons →</a>' if address else '<span class="tw-its"></span>'
+    return f'<div class="tw-row">{cells}{there}</div>'
 
 
 def _dot(mean: float, half: float, low: float, high: float) -> str:
@@ -113,11 +127,11 @@ def dot_axis(means: pd.Series, halves: pd.Series) -> tuple[float, float]:
     return max(0.0, low - margin), high + margin
 
 
-def _snippet(text: tuple[str, str, str] | None) -> str:
+def _snippet(place: pd.Series | None) -> str:
     """Return the text around a token, the token marked; an empty cell if there is none."""
-    if text is None:
+    if place is None:
         return "<span></span>"
-    before, token, after = text
+    before, token, after = place["before"], place["token"], place["after"]
     return (
         f'<span class="around"><span class="before"><bdi>{html.escape(running(before[-40:]))}</bdi></span>'
         f"<mark>{html.escape(visible(token))}</mark>"
@@ -131,3 +145,21 @@ def draw_neurons(run: Run, noun: str, find: Callable[..., pd.DataFrame], **of: A
     frame = result.frame  # before the heading, which is left out with it
     widgets.heading(f"Neurons of this {noun}", neurons_caption(frame, noun), result)
     st.html(neurons_html(frame))
+
+
+def draw_its_neurons(run: Run, places: pd.DataFrame, names: list[str]) -> None:
+    """Draw a link to the neurons that each token of one place fires; nothing where they cannot be told.
+
+    Args:
+        run: the run.
+        places: a row a token, with its sequence and position.
+        names: each token by itself.
+    """
+    if not len(places) or not names_neurons(run):
+        return
+    links = [
+        f'<a class="plain tw-chip" href="{link("text", sequence=row.sequence, position=row.position)}">'
+        f"{row.sequence}:{row.position} {token_html(name)} →</a>"
+        for row, name in zip(places.itertuples(), names, strict=True)
+    ]
+    st.html(f'<p class="tw-said">Which neurons does it fire? In the text, at {" ".join(links)}</p>')

@@ -17,9 +17,10 @@ MAX_ROWS = 5000  # of the table that go to the browser, with these columns only
 COLUMNS = ["text", "token_id", "count", "sequences", "mean", "mean_se", "z", "z_se", "surprisal_mean", "loss_mean"]
 
 
-def go_to(token: int) -> None:
-    """Open the page of a token, by id. Its address keeps the filters, for the link back."""
-    open_page("token", run=run_name(), token=int(token), **address_filters())
+def go_to(chosen: int | str) -> None:
+    """Open the page of a token, by id, or of a word. Its address keeps the filters, for the link back."""
+    what = {"word": chosen} if isinstance(chosen, str) else {"token": int(chosen)}
+    open_page("token", run=run_name(), **what, **address_filters())
 
 
 def first_rows_note(count: int) -> str:
@@ -40,9 +41,10 @@ def draw_token_table(tokens: QueryResult, rank: str) -> None:
     score = "z" if rank == "mean" else rank  # the mean has a column of its own
     rows = ranked_by(frame.head(MAX_ROWS), score)[COLUMNS]
     rows["text"] = rows["text"].map(visible)
-    row = widgets.chosen_row(
+    widgets.choosable(
         rows,
         "token-table",
+        rows["token_id"],
         column_config={
             "text": st.column_config.TextColumn("token", width=130),
             "token_id": st.column_config.NumberColumn("id", format="%d"),
@@ -70,19 +72,18 @@ def draw_token_table(tokens: QueryResult, rank: str) -> None:
             ),
         },
     )
-    if row is not None:
-        go_to(row["token_id"])
 
 
 def draw_word_table(words: QueryResult) -> None:
-    """Draw the table of words: the rows of `analysis.by_word` that the filters leave."""
+    """Draw the table of words; a click on a row opens its page. words: the rows of `by_word` that the filters leave"""
     frame = words.frame
-    widgets.heading("Every word", f"{plural(len(frame), 'word')}{first_rows_note(len(frame))}.", words)
-    column = st.column_config
-    st.dataframe(
-        frame.head(MAX_ROWS).assign(word=frame["word"].head(MAX_ROWS).map(visible)),
-        hide_index=True,
-        height=420,
+    caption = f"{plural(len(frame), 'word')}{first_rows_note(len(frame))}. Choose a row to open the word's page."
+    widgets.heading("Every word", caption, words)
+    column, frame = st.column_config, frame.head(MAX_ROWS)
+    widgets.choosable(
+        frame.assign(word=frame["word"].map(visible)),
+        "word-table",
+        frame["word"],
         column_config={
             "count": column.NumberColumn("count", format="%d", help="how often the word occurs in the text"),
             "sequences": column.NumberColumn("sequences", format="%d", help="sequences in which it occurs"),

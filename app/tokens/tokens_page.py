@@ -261,6 +261,8 @@ def draw_tokens(run: Run, filters: Filters) -> None:
 
 def draw_page(run: Run) -> None:
     """Draw the filters, and what they choose."""
+    if (chosen := widgets.chosen_row()) is not None:
+        go_to(chosen)
     for name in ("token", "word"):
         st.query_params.pop(name, None)  # the link back from a token's page may leave it in the address
     filters = chosen_filters(run)

@@ -12,7 +12,7 @@ from twell.analysis.figures.tokens import MIN_COUNT, word_by_layer
 from twell.analysis.statistics import t_half
 from twell.analysis.tokens.text_search import around_word, places_of
 from twell.app.tokens.token_data import ALL_TOKENS
-from twell.app.tokens.token_rows import draw_neurons, titled_row
+from twell.app.tokens.token_rows import draw_its_neurons, draw_neurons, titled_row
 from twell.app.tokens.word_data import with_nnz, word_layers, word_neurons, word_tokens
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole
@@ -28,7 +28,11 @@ LONGEST = 100  # characters of a word in the address
 
 def draw_word(run: Run, word: str) -> None:
     """Draw the page of a word that the run counts, or say that it counts no such word."""
-    frame = fetch(run, words_of)
+    try:
+        frame = fetch(run, words_of)
+    except Missing:
+        widgets.title("No words in this run")
+        raise
     row = titled_row(frame, "word", word[:LONGEST], "word")
     if row is None:
         return
@@ -125,3 +129,4 @@ def draw_tokens(run: Run, word: str) -> None:
     ]
     if links:
         st.html(f'<p class="tw-said">Its tokens: {" ".join(links)}</p>')
+        draw_its_neurons(run, rows[rows["place"] == 0], names.tolist())

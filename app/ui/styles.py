@@ -140,6 +140,10 @@ a.tw-change:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
 .tw-row > .tw-neuron { flex: 1; border-bottom: none; min-width: 0; }
 .tw-shade { color: var(--tw-link) !important; text-decoration: none !important; font-size: .83rem; align-self: center;
   padding: .1rem .3rem; }
+.tw-row > .tw-fired { flex: 1; border-bottom: none; min-width: 0; }
+.tw-its { color: var(--tw-link) !important; text-decoration: none !important; font-size: .87rem; width: 6rem;
+  align-self: center; white-space: nowrap; text-align: right; }
+.tw-its:is(:hover, :focus-visible) { text-decoration: underline !important; }
 .tw-shade:is(:hover, :focus-visible) { text-decoration: underline !important; }
 .tw-neuron.writing { grid-template-columns: 6rem 5rem 8rem 4.6rem 4.2rem minmax(0,1fr); }
 .tw-neuron .writes { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }

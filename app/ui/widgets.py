@@ -23,6 +23,7 @@ from twell.app.ui.url_state import one_of, run_name, sync_url, url_param
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
+CHOSEN = "chosen-row"  # in the session state
 LINKS = "links"  # the trace of points that lie on a heat map's cells
 _beside_heading: ContextVar[Any] = ContextVar("beside_heading", default=None)  # free for the menu of the next figure
 
@@ -231,17 +232,33 @@ def numbers(values: Sequence[tuple[str, ...]]) -> None:
     st.html(f'<dl class="tw-numbers">{cells}</dl>')
 
 
-def chosen_row(rows: pd.DataFrame, key: str, **look: Any) -> pd.Series | None:
-    """Draw a table whose rows can be chosen, and return the chosen row; None if there is none.
+def choosable(rows: pd.DataFrame, key: str, names: pd.Series, **look: Any) -> None:
+    """Draw a table whose rows can be chosen, by a click on any cell; `chosen_row` tells which one was.
 
     Args:
         rows: the table.
         key: the widget's key.
+        names: what each row is chosen as.
         look: further options of `st.dataframe`.
     """
-    look |= {"hide_index": True, "height": 420, "on_select": sync_url, "selection_mode": "single-row"}
-    chosen = st.dataframe(rows, key=key, **look).selection.rows
-    return rows.iloc[chosen[0]] if chosen else None
+    name_of_row = names.tolist()
+
+    def choose() -> None:
+        sync_url()
+        selection = st.session_state[key].selection
+        chosen = [*selection.rows, *(row for row, _ in selection.cells)]
+        st.session_state[CHOSEN] = name_of_row[chosen[0]] if chosen else None
+
+    look |= {"hide_index": True, "height": 420, "on_select": choose}
+    st.dataframe(rows, key=key, selection_mode=["single-row", "single-cell"], **look)
+
+
+def chosen_row() -> Any:
+    """Return the name of the row of `choosable` that has just been chosen, once; None if none has.
+
+    It is known before the page is drawn anew, which the visitor leaves.
+    """
+    return st.session_state.pop(CHOSEN, None)
 
 
 def url_choice(label: str, names: dict[str, str], param: str, default: str, **look: Any) -> str:

@@ -59,6 +59,11 @@ def test_rows_lead_to_tokens_and_words_and_show_where_they_stand(show: Show, run
     linked = re.findall(r'class="tw-fired" href="token\?run=made&amp;word=([^&"]*)', shown)
     assert [unquote_plus(html.unescape(word)) for word in linked] == words["word"].head(len(linked)).tolist()
     assert shown.count('class="around"') > 0
+    there = re.findall(r'class="tw-its" href="text\?run=made&amp;sequence=(\d+)&amp;position=(\d+)">its', shown)
+    assert len(there) == len(linked), "the run keeps its firings"
+    for word, (sequence, position) in zip(words["word"], there, strict=False):
+        ids = passage(made_run, int(sequence))["token_id"].iloc[int(position) :].tolist()
+        assert made_run.decode(ids).lstrip().startswith(word)
     fewest = markup(show(runs, "tokens", run="made", view="tokens", end="fewest"))
     tokens = by_token(made_run, min_count=20).sort_values("mean", kind="stable")
     linked = re.findall(r'class="tw-fired" href="token\?run=made&amp;token=(\d+)', fewest)
@@ -69,6 +74,8 @@ def test_rows_lead_to_tokens_and_words_and_show_where_they_stand(show: Show, run
     assert not page.exception
     places = re.findall(r'class="where">(\d+):(\d+)<', markup(page))
     assert places
+    chip = 'class="plain tw-chip" href="text?run=made&amp;sequence={}&amp;position={}"'
+    assert chip.format(*places[0]) in markup(page), "its neurons, above all figures"
     for sequence, position in places[:5]:
         text = made_run.decode(passage(made_run, int(sequence))["token_id"].iloc[int(position) :].tolist())
         assert text.lstrip().startswith(word) or word in text[:20]
@@ -161,6 +168,19 @@ def test_from_a_token_to_its_place_to_a_neuron_to_its_examples(watched: Any, mad
     assert "neuron=L1%2FN3" in page.url
     found = examples(made_run, 1, 3)
     assert page.locator(".tw-example").count() == len(found)
+    watched.check()
+
+
+def test_a_click_on_any_cell_opens_the_row(watched: Any) -> None:
+    for address, name in (("neurons?kind=strong", "neuron"), ("tokens?view=words&least=5", "word")):
+        watched.open(f"/{address}&run=made", '[data-testid="stDataFrame"] canvas')
+        watched.settle()
+        table = watched.page.locator('[data-testid="stDataFrame"]').last
+        shown = table.locator("canvas #glide-cell-1-0").text_content()
+        table.locator(".dvn-scroller").click(position={"x": 200, "y": 52})
+        watched.page.wait_for_url(f"**{name}=**")
+        watched.settle()
+        assert watched.page.locator("h1").inner_text().startswith(shown)
     watched.check()
 
 
