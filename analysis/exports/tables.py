@@ -76,7 +76,7 @@ class ExportedTable:
 
 
 EXPORTED = (
-    ExportedTable(findings, "Findings", "What has been claimed about sparse layers, and what this run says."),
+    ExportedTable(findings, "Findings", "What has been claimed about sparse layers, and what this run says alone."),
     ExportedTable(by_layer, "Layers", "How many neurons a token fires in each layer.", page_figure="nnz_distributions"),
     ExportedTable(layer_histogram),
     ExportedTable(by_position),

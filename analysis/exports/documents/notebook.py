@@ -24,13 +24,16 @@ ROWS = 10  # of a table that are shown
 PASSAGES = 2
 IMPORTS = """from twell.analysis import *
 from twell.analysis import plots
-from twell.analysis.claims.claim import UNTOLD
+from twell.analysis.claims.claim import UNTOLD, scope
+from twell.analysis.claims.whole import whole_claim
 from twell.analysis.exports.documents.strongest import strongest
+from twell.analysis.shipped import findings_at_hand
 from twell.workbench import open_run
 from twell.workbench.errors import Missing"""
 AGAIN = (
     "Run again in Jupyter, figures are plotly's alone. To keep an image beside each: "
-    '`plotly.io.renderers.default = "plotly_mimetype+png"`, after `pip install kaleido`.'
+    '`plotly.io.renderers.default = "plotly_mimetype+png"`, after `pip install kaleido`. A page of it that needs no '
+    "network: `jupyter nbconvert --to html --HTMLExporter.require_js_url= --HTMLExporter.mathjax_url=`."
 )
 
 
@@ -77,6 +80,8 @@ def _cells(run: Run, where: str) -> list[Cell]:
         Cell(f"{IMPORTS}\n\nrun = {opened}\nrun", runs=f"{IMPORTS}\n\nrun"),
         Cell("## Overview\n\nA row a layer.", code=False),
         _tried("display(plots.overview(run))"),
+        Cell("## Do published claims hold for this model?\n\nEach claim by itself is at the end.", code=False),
+        _tried("print(whole_claim(findings_at_hand(run), scope(run)).sentence)"),
         Cell("## Text\n\nEach token is shaded by the neurons that it fires.", code=False),
         _tried(*(f"display(run.text({number}))" for number in range(min(PASSAGES, run.manifest.sequences)))),
         Cell("## Strongest neurons\n\nThe strongest of each layer, and the text where it is largest.", code=False),

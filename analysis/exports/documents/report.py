@@ -2,9 +2,9 @@
 
     twell export runs/demo --out demo.html
 
-It opens on the sentences and the figure of Overview, the claims that the run can test, shaded passages and strong
-neurons; a section for each of `tables.SECTIONS` follows, with the reason in its place where the run lacks what it
-needs. The page forbids itself any request. Cost: 2 s; 5 MB, nearly all of it plotly.
+It opens on the sentences and the figure of Overview, the verdict on the paper's claim and those on its parts, shaded
+passages and strong neurons; a section for each of `tables.SECTIONS` follows, with the reason in its place where the run
+lacks what it needs. The page forbids itself any request. Cost: 2 s; 5 MB, nearly all of it plotly.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from twell.analysis.claims.claim import UNTOLD, VERDICTS
-from twell.analysis.claims.findings import findings
+from twell.analysis.claims.claim import UNTOLD, VERDICTS, scope
+from twell.analysis.claims.whole import whole_claim
 from twell.analysis.exports.documents.introduction import introduction
 from twell.analysis.exports.documents.notebook import about
 from twell.analysis.exports.documents.strongest import strongest
@@ -29,6 +29,7 @@ from twell.analysis.figures import plots
 from twell.analysis.figures.claims.evidence import drawings
 from twell.analysis.figures.style import CONFIG
 from twell.analysis.overview import overview
+from twell.analysis.shipped import findings_at_hand
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -49,7 +50,7 @@ table {{ border-collapse: collapse; font-size: .8rem; }} th, td {{ padding: .2re
 td {{ border-top: 1px solid #e1e5ea; white-space: pre-wrap; vertical-align: top; font-variant-numeric: tabular-nums; }}
 mark {{ background: rgba(47,126,216,.3); }} summary {{ cursor: pointer; }} .wide {{ overflow-x: auto; }}
 .passage {{ max-height: {PASSAGE_HEIGHT}; overflow-y: auto; border: 1px solid #e1e5ea; padding: .4rem .8rem; }}
-.note {{ font-size: .87rem; }}
+.note {{ font-size: .87rem; }} td .note {{ font-size: inherit; }} .verdict {{ color: inherit; font-size: 1.05rem; }}
 @media print {{ .passage {{ max-height: none; }} nav {{ display: none; }} h2 {{ break-after: avoid; }} }}
 """
 
@@ -98,20 +99,29 @@ def _opening(run: Run) -> Iterator[str]:
 
 
 def _claims(run: Run) -> str:
-    """Return the claims that the run can test, with the drawing of each, as HTML; "" where there are none."""
-    rows = findings(run)
+    """Return the verdict on the claim as a whole and the claims that are tested, with the drawing of each, as HTML."""
+    rows = findings_at_hand(run)
+    whole = html.escape(whole_claim(rows, own := scope(run)).sentence)
     rows = rows[rows["verdict"] != UNTOLD]
-    if rows.empty:
-        return ""
-    images = drawings(run)
+    images = drawings(run) if len(rows) else {}
     order = {verdict: number for number, verdict in enumerate(VERDICTS)}
     lines = "".join(
         f"<tr><td>{html.escape(row.verdict)}</td><td>{html.escape(row.claim)}</td>"
-        f"<td>{images.get(row.claim, '')}</td><td>{html.escape(row.this_run)}</td></tr>"
+        f"<td>{images.get(row.claim, '')}</td><td>{_measured(row, own)}</td></tr>"
         for row in rows.sort_values("verdict", key=lambda column: column.map(order), kind="stable").itertuples()
     )
-    head = _head("Claims that this run can test", "What has been claimed about sparse layers, and what this run says.")
-    return f'{head}<div class="wide"><table>{lines}</table></div>'
+    head = _head("Do published claims hold for this model?", "Each has a rule that was fixed beforehand.")
+    return f'{head}<p class="verdict">{whole}</p><div class="wide"><table>{lines}</table></div>'
+
+
+def _measured(row: Any, own: str) -> str:
+    """Return what was measured of a claim, a row of `findings`, as HTML: the answer, how sure it is, and the rule.
+
+    own: the scope of this run, beside which any other is named
+    """
+    details = [f"told by {row.scope}"] if row.scope != own else []
+    details += [text for text in (row.statistic, row.interval and f"95 %: {row.interval}", row.reason) if text]
+    return f'{html.escape(row.this_run)}<p class="note">{html.escape("; ".join(details))}</p>'
 
 
 def _strongest(run: Run) -> str:

@@ -18,6 +18,8 @@ import scipy.sparse
 from plotly.offline import get_plotlyjs
 
 from twell.analysis import by_token, dead_mask, fired_csr, overview, plots
+from twell.analysis.claims.claim import scope
+from twell.analysis.claims.whole import whole_claim
 from twell.analysis.exports.command import export
 from twell.analysis.exports.documents import cells
 from twell.analysis.exports.documents.introduction import introduction
@@ -26,6 +28,7 @@ from twell.analysis.exports.documents.passage_image import COLUMNS, _placed, svg
 from twell.analysis.exports.notebook import ShadedText, shaded_text
 from twell.analysis.exports.tables import SECTIONS
 from twell.analysis.passage import Scale
+from twell.analysis.shipped import findings_at_hand
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import ExportOptions
 from twell.workbench.run.store import Run
@@ -152,7 +155,8 @@ def test_page_needs_nothing_else(run: Run, tmp_path: Path) -> None:
     assert page.loads and all(source.startswith((IMAGE, "#")) for source in page.loads)
     assert "default-src 'none'" in path.read_text(encoding="utf-8")[:400], "the page forbids itself any request"
     heads = re.findall("<h2 [^>]+>([^<]+)</h2>", path.read_text(encoding="utf-8"))
-    opening = ["Overview", "Claims that this run can test", "Text", *["Strongest neurons"] * run.has("examples")]
+    opening = ["Overview", "Do published claims hold for this model?", "Text"]
+    opening += ["Strongest neurons"] * run.has("examples")
     assert heads[: len(opening)] == opening
     assert len(heads) == len(opening) + len(SECTIONS)
     text = re.sub(r"<script.*?</script>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -165,6 +169,8 @@ def test_page_needs_nothing_else(run: Run, tmp_path: Path) -> None:
         >= sum(bool(section.figure_code) for section in SECTIONS) - 3
     )
     assert "Every token is of one phase, prefill: there is none to compare it with." in text, "in place of empty axes"
+    verdict = html.escape(whole_claim(findings_at_hand(run), scope(run)).sentence)
+    assert f'<p class="verdict">{verdict}</p>' in text and "cannot be told: " in verdict, "whole, as on page Findings"
     said = html.escape(introduction(run, overview(run)))
     assert f'<h2 id="overview">Overview</h2><p>{said} Below, a row a layer.</p>' in text
 
