@@ -11,7 +11,6 @@ import streamlit as st
 from twell.analysis.memo import memo_scope
 from twell.app.frame import navigation, tour
 from twell.app.server import warm_up
-from twell.app.speed.live_view import follow
 from twell.app.ui import empty_states, run_header, styles, theme, url_state, widgets
 from twell.app.ui.pages import FRONT, PAGES
 from twell.app.ui.run_cache import shown
@@ -77,8 +76,6 @@ def main() -> None:
     with widgets.show_errors():
         navigation.go_where_sought(run)
     tour.draw_tour(page.url_path in ("", FRONT))
-    if page.url_path in ("", FRONT) and run.manifest.status == "recording" and not run.manifest.training:
-        follow(str(run.path), with_figure=False)
     try:
         if page.url_path != "kernels":  # timings need no summary, and a growing run has a new one with every part
             run_header.update_summaries(run)

@@ -18,11 +18,13 @@ from twell.analysis.memo import built_once
 from twell.analysis.speed.ffn_speedup import conditions
 from twell.app.activity.highlights import PICTURES, highlights
 from twell.app.jobs.dead_weights import why_dead
+from twell.app.jobs.live_view import follow
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, pass_spread, percent, plural, rare, times, typeset, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run, link, open_page, run_name, sync_url
 from twell.workbench.errors import Missing
+from twell.workbench.run.manifest import RECORDING
 from twell.workbench.run.store import Run
 
 
@@ -182,5 +184,7 @@ def draw_page(run: Run) -> None:
 
 
 widgets.title("How sparse is this model, and what does that buy?")
+if current_run().manifest.status == RECORDING and not current_run().manifest.training:
+    follow(str(current_run().path), with_figure=False)
 with widgets.show_errors():
     draw_page(current_run())

@@ -17,11 +17,11 @@ from twell.analysis.figures.speed.timings import batch_times, dense_and_sparse, 
 from twell.analysis.memo import built_once
 from twell.analysis.speed.ffn_speedup import caveats, conditions, layer_names
 from twell.analysis.speed.speedup import sizes
+from twell.app.jobs.live_view import draw_calls, follow
 from twell.app.jobs.measure import measure
 from twell.app.jobs.status import job_status
 from twell.app.speed.bench_view import draw_bench
 from twell.app.speed.compression_view import draw_compressions
-from twell.app.speed.live_view import draw_calls, follow
 from twell.app.speed.potential_view import draw_potential, say_where_to_gain
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, pass_spread, percent, plural, times, typeset, whole

@@ -15,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
 from twell.analysis.figures.speed.live import no_calls, sparse_calls, times_and_nnz, tokens_per_second
-from twell.app.speed.live_view import numbers
+from twell.app.jobs.live_view import numbers
 from twell.app.ui.run_cache import LiveRun
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.part_files import LIVE
@@ -91,6 +91,9 @@ def test_before_the_first_batch_its_axes_stand_there(
     assert not test.exception
     assert "Times appear here" not in markup(test)
     assert "Sparse calls timed" in markup(test)
+    front = markup(show(tmp_path, "overview", run="begun"))
+    said = [front.index(text) for text in ("How sparse is this model", "Sparse calls timed", "In each of its")]
+    assert said == sorted(said), "under the title"
 
 
 def test_a_run_that_has_ended_has_no_other_rows(live: LiveRun) -> None:

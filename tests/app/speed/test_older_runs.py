@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
 from twell.analysis.figures.speed.live import sparse_calls, tokens_per_second
-from twell.app.speed.live_view import numbers
+from twell.app.jobs.live_view import numbers
 from twell.workbench.run.store import Run
 
 Show = Callable[..., AppTest]
