@@ -14,6 +14,7 @@ from twell.analysis import left_out
 from twell.analysis.ablations.allocation import allocation
 from twell.analysis.ablations.by_condition import effects
 from twell.analysis.activity.across_layers import across_layers
+from twell.analysis.activity.entropy import entropy_correlation
 from twell.analysis.activity.layers import by_layer, layer_histogram
 from twell.analysis.activity.origins import by_phase, by_source, first_positions
 from twell.analysis.activity.position_decay import position_fit
@@ -77,6 +78,7 @@ __all__ = [
     "dead_neurons",
     "effects",
     "ensure",
+    "entropy_correlation",
     "examples",
     "export",
     "ffn_speedup",

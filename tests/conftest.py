@@ -57,6 +57,7 @@ def made_activity(sequences: int, length: int, layers: int = 3, first: int = 0, 
         "phase": np.zeros(n, np.uint8),
         "flags": np.where(position == 0, 2, 0).astype(np.uint8),
         "loss": np.ma.MaskedArray(rng.gamma(2, 1.5, n).astype(np.float16), mask=position == length - 1),
+        "entropy": np.ma.MaskedArray(np.linspace(0, 4, n, dtype=np.float32), mask=position == length - 1),
     }
     for layer in range(layers):
         columns[f"nnz_{layer:02d}"] = rng.integers(0, 64, n, dtype=np.uint16)

@@ -125,6 +125,9 @@ def _activity(rows: pa.Table, sums: Sums) -> str:
     for name, fewer in zip(nnz_columns(layers), used, strict=False):
         if (rows[fewer].to_numpy() > rows[name].to_numpy()).any():
             return f"has more in {fewer} than in {name}"
+    entropy = rows["entropy"] if "entropy" in rows.schema.names else pa.nulls(len(rows))
+    if entropy.null_count < len(rows) and not pc.is_null(entropy).equals(pc.is_null(rows["loss"])):
+        return "has a loss without an entropy, or an entropy without a loss"
     counted = rows["flags"].to_numpy() == 0
     sums.nnz += [int(rows[name].to_numpy()[counted].sum(dtype=np.int64)) for name in nnz_columns(layers)]
     sums.tokens += int(counted.sum())

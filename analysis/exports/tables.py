@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from twell.analysis.activity.across_layers import across_layers
+from twell.analysis.activity.entropy import entropy_correlation
 from twell.analysis.activity.layers import by_layer, layer_histogram
 from twell.analysis.activity.origins import by_phase, by_source, first_positions
 from twell.analysis.activity.position_decay import position_fit
@@ -139,6 +140,12 @@ EXPORTED = (
         "Within tokens",
         "Of one token in different contexts: nnz beside the next token's loss, without what tokens differ in.",
         plots.within,
+    ),
+    ExportedTable(
+        entropy_correlation,
+        "Entropy",
+        "nnz beside what the model expects to lose on the next token and what it then loses, and each given the other.",
+        plots.expected,
     ),
     ExportedTable(surprisal_own),
     ExportedTable(surprisal_classes),

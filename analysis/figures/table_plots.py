@@ -175,6 +175,14 @@ def within(table: pd.DataFrame) -> Figure:
     return figure
 
 
+def expected(table: pd.DataFrame) -> Figure:
+    """Draw entropy_correlation: the rank correlations of nnz by layer, with their intervals."""
+    figure = _figure("layer", "rank correlation with nnz")
+    _add_ratios(figure, table.rename(columns={"spearman": "ratio"}), "low", "high", "of", {})
+    figure.add_hline(y=0, line_dash="dot")
+    return figure
+
+
 def identity(table: pd.DataFrame) -> Figure:
     """Draw token_identity: the share of the variance of nnz that the token explains, by layer."""
     figure = _figure("layer", "variance of nnz that the token explains", yaxis_tickformat=".0%")

@@ -106,8 +106,7 @@ def correlated(rows: Mapping[str, NDArray], by_class: bool, fine: bool = False) 
     those of `surprisal_ranks`.
     """
     highest = int(rows["nnz_class"].max(initial=0)) + 1
-    counts = np.arange(1 + (max(highest, highest**2 // 8) if fine else (highest // COARSE_COUNT + 1) ** 4))
-    values = np.bincount(band(counts) if fine else coarse_band(counts))
+    values = count_classes(highest, fine)
     groups = np.count_nonzero(np.bincount(rows["replicate"]))
     if by_class:
         kinds = [(CLASSES[kind].as_py(), rows["class"] == kind) for kind in np.argsort(CLASSES.to_pylist()).tolist()]
@@ -125,9 +124,20 @@ def correlated(rows: Mapping[str, NDArray], by_class: bool, fine: bool = False) 
 def _spearman(rows: Mapping[str, NDArray], values: NDArray) -> dict[str, NDArray]:
     """Return rank correlations, their 95 % intervals and the tokens by layer, from columns RANKS sorted by layer.
 
-    Within a class ranks are not told apart, which makes a correlation of classes too small: as for grouped data, it is
-    over `kept`, the root of the shares of both ranks' variance that lie between classes. values [class of nnz]: how
-    many counts each holds.
+    values [class of nnz]: how many counts each holds.
+    """
+    estimate, without, kept = rank_correlations(rows, values)
+    low, high = correlation_interval(estimate, without, group_degrees(rows))
+    n = np.bincount(rows["layer"], rows["tokens"]).astype(np.int64)
+    return {"layer": np.arange(len(n)), "spearman": estimate, "low": low, "high": high, "tokens": n, "kept": kept}
+
+
+def rank_correlations(rows: Mapping[str, NDArray], values: NDArray) -> tuple[NDArray, NDArray, NDArray]:
+    """Return rank correlations by layer [layer], the same without each group of documents [group, layer], and `kept`.
+
+    rows: columns RANKS sorted by layer; values: as in `count_classes`. Within a class ranks are not told apart, which
+    makes a correlation of classes too small: as for grouped data, it is over `kept` [layer], the root of the shares of
+    both ranks' variance that lie between classes.
     """
     _, group = distinct(rows["replicate"])
     starts = np.searchsorted(rows["layer"], np.arange(1, rows["layer"][-1] + 1))
@@ -136,11 +146,20 @@ def _spearman(rows: Mapping[str, NDArray], values: NDArray) -> dict[str, NDArray
     kept = np.array([_kept(nnz, loss, tokens, values) for nnz, loss, _, tokens in layers])
     results = [grouped_spearman(*layer) for layer in layers]
     estimate, without = (np.array(each) for each in zip(*results, strict=True))
-    estimate, without = np.clip(estimate / kept, -1, 1), np.clip(without / kept[:, None], -1, 1)
-    size = np.bincount(group, rows["tokens"]).astype(float)  # of all layers, which have the same tokens each
-    low, high = correlation_interval(estimate, without.T, float(effective(size.sum(), (size**2).sum())) - 1)
-    n = np.bincount(rows["layer"], rows["tokens"]).astype(np.int64)
-    return {"layer": np.arange(len(n)), "spearman": estimate, "low": low, "high": high, "tokens": n, "kept": kept}
+    return np.clip(estimate / kept, -1, 1), np.clip(without / kept[:, None], -1, 1).T, kept
+
+
+def group_degrees(rows: Mapping[str, NDArray]) -> float:
+    """Return Kish's effective number of groups of documents less one; rows: columns RANKS of layers that have the same
+    tokens each."""
+    size = np.bincount(distinct(rows["replicate"])[1], rows["tokens"]).astype(float)
+    return float(effective(size.sum(), (size**2).sum())) - 1
+
+
+def count_classes(highest: int, fine: bool) -> NDArray:
+    """Return how many counts each class of nnz holds, up to a class; fine: as in `correlated`."""
+    counts = np.arange(1 + (max(highest, highest**2 // 8) if fine else (highest // COARSE_COUNT + 1) ** 4))
+    return np.bincount(band(counts) if fine else coarse_band(counts))
 
 
 def _kept(nnz: NDArray, loss: NDArray, tokens: NDArray, values: NDArray) -> float:

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
 from twell.analysis.summaries.documents import Documents, SplitDocuments
-from twell.workbench.run.part_files import open_part
+from twell.workbench.run.part_files import open_part, with_newer_columns
 
 PIECE = 3 * 2**19  # most rows in memory at a time: a part of twell's is one piece, a larger one is cut at documents
 READ = 2**14  # rows read at a time
-NAMES = ("sequence", "position", "token_id", "flags", "loss", "phase")
-KINDS = (np.int32, np.int32, np.int32, np.uint8, np.float64, np.uint8)
+NAMES = ("sequence", "position", "token_id", "flags", "loss", "phase", "entropy")
+KINDS = (np.int32, np.int32, np.int32, np.uint8, np.float64, np.uint8, np.float32)
 BLOCK = 2**13  # rows summed at a time: as 64-bit numbers of 28 layers, they stay in the core's cache
 
 
@@ -33,8 +33,9 @@ BLOCK = 2**13  # rows summed at a time: as 64-bit numbers of 28 layers, they sta
 class Rows:
     """Tokens of whole documents, in the order of the text.
 
-    sequence, position, token, flags, loss, phase [row]: columns of the table `activity`, loss NaN where there is none;
-    counts [row, layer]: nnz; cluster, unit, source, place [row]: as `Documents.of_rows` returns them.
+    sequence, position, token, flags, loss, phase, entropy [row]: columns of the table `activity`, loss and entropy NaN
+    where there is none; counts [row, layer]: nnz; cluster, unit, source, place [row]: as `Documents.of_rows` returns
+    them.
     """
 
     sequence: NDArray
@@ -43,6 +44,7 @@ class Rows:
     flags: NDArray
     loss: NDArray
     phase: NDArray
+    entropy: NDArray
     counts: NDArray
     cluster: NDArray
     unit: NDArray
@@ -120,7 +122,8 @@ def _rows_of_clusters(files: Iterable[Path], counts: Sequence[str], documents: D
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         masks = np.split(chosen, np.cumsum(sizes)[:-1])
         for number in np.flatnonzero([mask.any() for mask in masks]).tolist():
-            tables.append(file.read_row_group(number, columns=[*NAMES, *counts]).filter(pa.array(masks[number])))
+            rows = file.read_row_group(number, columns=[*NAMES, *counts]).filter(pa.array(masks[number]))
+            tables.append(with_newer_columns("activity", rows, [*NAMES, *counts]))
     table = pa.concat_tables(tables)
     first = [table[name].to_numpy().astype(kind) for name, kind in zip(NAMES, KINDS, strict=True)]
     return _in_text_order(first, np.stack([table[name].to_numpy() for name in counts], axis=1), documents)
@@ -129,15 +132,17 @@ def _rows_of_clusters(files: Iterable[Path], counts: Sequence[str], documents: D
 def _own_pieces(path: Path, counts: Sequence[str], documents: Documents) -> Iterator[Rows]:
     """Yield all rows of a part, at most PIECE at a time, or one document that is longer."""
     file = open_part(path)
-    batches = file.iter_batches(READ, columns=[*NAMES, *counts])
+    there = [name for name in NAMES if name in file.schema_arrow.names]
+    batches = file.iter_batches(READ, columns=[*there, *counts])
     wide = file.schema_arrow.field(counts[0]).type.to_pandas_dtype()
     left = pa.RecordBatch.from_pylist([], file.schema_arrow)
     sequence = file.read(["sequence"])["sequence"].to_numpy()
     for low, high in pairwise(_bounds(documents.of_rows(sequence, sequence)["cluster"])):
         size, filled = high - low, 0
         nnz = np.empty((size, len(counts)), wide)
-        first = [np.empty(size, kind) for kind in KINDS]
-        targets = (*first, *nnz.T)
+        first = {name: np.empty(size, kind) for name, kind in zip(NAMES, KINDS, strict=True)}
+        first |= {name: np.full(size, np.nan, np.float32) for name in NAMES if name not in there}  # as null is read
+        targets = (*(first[name] for name in there), *nnz.T)
         while filled < size:
             left = left if len(left) else next(batches)
             batch, left = left.slice(0, size - filled), left.slice(size - filled)
@@ -146,7 +151,7 @@ def _own_pieces(path: Path, counts: Sequence[str], documents: Documents) -> Iter
             for into, column in zip(targets, columns, strict=True):
                 into[filling] = column
             filled += len(batch)
-        yield _in_text_order(first, nnz, documents)
+        yield _in_text_order([*first.values()], nnz, documents)
 
 
 def _in_text_order(first: Sequence[NDArray], nnz: NDArray, documents: Documents) -> Rows:

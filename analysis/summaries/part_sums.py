@@ -24,7 +24,7 @@ from twell.analysis.engines.layer_columns import TOTAL, layer_columns
 from twell.analysis.statistics import band, distinct
 from twell.analysis.summaries.documents import REPLICATES, Documents, SplitDocuments
 from twell.analysis.summaries.part_rows import BLOCK, READ, KeySums, Rows, add_rows, covered_pieces, grouped, pieces
-from twell.analysis.summaries.rank_tables import ranks, ranks_by_class
+from twell.analysis.summaries.rank_tables import entropy_ranks, ranks, ranks_by_class
 from twell.analysis.summaries.token_class import CLASSES, Classes
 from twell.analysis.summaries.token_sums import tokens
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
@@ -69,6 +69,10 @@ def of_rows(rows: Rows, classes: Classes, step: int) -> Tables:
     sums, over_layers = _by_key(rows, bins, kind)
     in_ranks = (rows.unit // REPLICATES) % step == 0  # whole groups, so that no replicate is left empty
     subset, losses = rows.take(in_ranks), {"later": bins[in_ranks], "own": own_bins[in_ranks]}
+    if np.isfinite(subset.entropy).any():
+        sums["entropy_ranks"] = entropy_ranks(
+            subset, subset.unit % REPLICATES, losses["later"], loss_bins(subset.entropy)
+        )
     return {
         **sums,
         "layers": _layers(rows, over_layers),
@@ -87,7 +91,7 @@ def negated(name: str, table: pa.Table) -> pa.Table:
 
 
 def loss_bins(loss: NDArray) -> NDArray:
-    """Return floor(24·√loss) of each row, -1 where it has no loss."""
+    """Return floor(24·√loss) of each row, -1 where it has no loss; of entropies alike."""
     finite = np.isfinite(loss)
     return np.where(finite, np.floor(np.sqrt(np.where(finite, loss, 0)) * LOSS_SCALE), -1).astype(np.int32)
 

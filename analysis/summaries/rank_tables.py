@@ -1,4 +1,4 @@
-"""Count a part's tokens by class of nnz and class of loss, from which rank correlations are computed.
+"""Count a part's tokens by class of nnz, of loss and of entropy, from which rank correlations are computed.
 
 In runs past a million tokens, only some groups of 20 whole documents are counted (`class_step`). Cost for 1 M tokens of
 28 layers, an eighth of them counted: 0.25 CPU seconds.
@@ -17,6 +17,7 @@ from twell.analysis.summaries.part_rows import Rows
 from twell.workbench.run.store import Run
 
 BINS_A_CLASS, BINS_A_COARSE_CLASS = 4, 8  # bands of loss (`part_sums.loss_bins`): floor(6·√loss), floor(3·√loss)
+OF_LOSS = -1  # in place of a layer, of classes of the loss in place of nnz
 COARSE_COUNT, COARSE_REPLICATES = 8, 10
 CLASS_TOKENS = 2**19  # rank correlations come from one to two times as many, of a run that has them
 
@@ -35,6 +36,21 @@ def ranks(rows: Rows, replicate: NDArray, bins: NDArray) -> pa.Table:
     counted = (rows.flags == 0) & (bins >= 0)
     keys = {"replicate": replicate[counted], "loss_class": bins[counted] // BINS_A_CLASS}
     return _counted(rows.counts[counted], keys, band(_possible(rows.counts)))
+
+
+def entropy_ranks(rows: Rows, replicate: NDArray, bins: NDArray, entropy: NDArray) -> pa.Table:
+    """Count tokens by class of the entropy of the next token's prediction and class of nnz, or (in the rows of layer
+    OF_LOSS) of that token's loss; both are those of `ranks`.
+
+    replicate [row]; bins, entropy [row]: the bands of the loss and of the entropy, -1 where there is none.
+    """
+    counted = (rows.flags == 0) & (entropy >= 0)
+    keys = {"replicate": replicate[counted], "entropy_class": entropy[counted] // BINS_A_CLASS}
+    loss = bins[counted, None] // BINS_A_CLASS
+    of_loss = _counted(loss, keys, _possible(loss))
+    of_loss = of_loss.set_column(of_loss.schema.names.index("layer"), "layer", pa.array(np.full(len(of_loss), OF_LOSS)))
+    joined = pa.concat_tables([of_loss, _counted(rows.counts[counted], keys, band(_possible(rows.counts)))])
+    return joined.rename_columns([name.replace("nnz_class", "rank_class") for name in joined.schema.names])
 
 
 def ranks_by_class(rows: Rows, losses: Mapping[str, NDArray], kind: NDArray) -> pa.Table:

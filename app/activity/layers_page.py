@@ -26,6 +26,15 @@ QUESTIONS = (
         " is less sure what follows. The figure above mixes in which tokens come before surprises.",
     ),
     Question(
+        "Expected and actual surprise",
+        Query(analysis.entropy_correlation),
+        plots.expected,
+        "Rank correlation of nnz with the entropy of the next token's prediction (what the model expects to lose on"
+        " it), with its loss (what it then loses), and with each given the other, by layer with 95 % intervals. A token"
+        " fires before the next one is known: what goes with the loss given the entropy is no reaction to it, but tells"
+        " of contexts in which the model errs more, or less, than it expects.",
+    ),
+    Question(
         "Layers that are busy on the same tokens",
         Query(analysis.across_layers),
         plots.depth,

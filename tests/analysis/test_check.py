@@ -35,6 +35,12 @@ def plus_one(column: str) -> Callable[[pa.Table], pa.Table]:
     return change
 
 
+def without_first(table: pa.Table, column: str) -> pa.Table:
+    """Return a table without the first value of a column."""
+    field, values = table.schema.field(column), table[column].to_pylist()
+    return table.set_column(table.schema.names.index(column), field, pa.array([None, *values[1:]], field.type))
+
+
 def sentences(capsys: pytest.CaptureFixture[str], run: Run) -> list[str]:
     """Return the faults that the command prints of a run; they are as many as its error says."""
     with pytest.raises(UserError, match=r"^Expected whole runs, got (a fault|\d+ faults): copy what is damaged"):
@@ -67,6 +73,7 @@ def test_two_damaged_parts_are_two_sentences(small: Run, capsys: pytest.CaptureF
         ("neurons", plus_one("fires"), "firings in layer 0, and its unflagged tokens"),
         ("sequences", plus_one("tokens"), "sequences of .* are not those that its activity table holds"),
         ("activity", plus_one("position"), "position twice"),
+        ("activity", lambda table: without_first(table, "entropy"), "has a loss without an entropy"),
         ("neurons", lambda table: pa.concat_tables([table, table.slice(0, 1)]), "has a neuron twice"),
     ],
 )

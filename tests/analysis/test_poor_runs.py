@@ -63,6 +63,7 @@ OF_WHOLE_RUN = (
     "across_layers",
     "surprisal_correlation",
     "surprisal_within",
+    "entropy_correlation",
 )
 
 

@@ -30,6 +30,7 @@ from support.planted_truths import (
     Truth,
     counts,
     effects,
+    entropies,
     losses,
     population,
     token_chances,
@@ -69,6 +70,9 @@ def planted(
             columns[name] = np.minimum(nnz, 511).astype(np.uint16)
             if name == "nnz_01":
                 columns["loss"] = np.ma.masked_array(losses(rng, mood, u).astype(np.float16), columns["loss"].mask)
+                made_with = mood, u
+        entropy = entropies(rng, *made_with).astype(np.float32)
+        columns["entropy"] = np.ma.masked_array(entropy, columns["loss"].mask)
         columns["phase"] = (columns["position"] >= LENGTH // 2).astype(np.uint8)
         columns["flags"] = np.where(columns["position"] == 0, 2, 0).astype(np.uint8)
         return columns
@@ -91,6 +95,7 @@ def intervals(run: Run) -> dict[str, Any]:
     bins = analysis.surprisal(run, bins=5).query("layer == 1").iloc[2]
     by_class = analysis.surprisal_classes(run).set_index(["class", "layer"]).loc[(CLASS, 1)]
     within, own = (table(run).iloc[1] for table in (analysis.surprisal_within, analysis.surprisal_own))
+    entropy = analysis.entropy_correlation(run).set_index(["of", "layer"])
     speed = analysis.ffn_speedup(run)
     bounds = {
         "layer mean": layer,
@@ -100,6 +105,7 @@ def intervals(run: Run) -> dict[str, Any]:
         "spearman, own loss": own,
         "spearman in a class": by_class,
         "within tokens": within,
+        **{of: entropy.loc[(of, 1)] for of in ("entropy given loss", "loss given entropy")},
         "next layer": analysis.across_layers(run).iloc[0],
         "source mean": source,
         "first position": start,

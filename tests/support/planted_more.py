@@ -71,6 +71,7 @@ def firings(folder: Path, rng: np.random.Generator, kind: Kind) -> Run:
         "phase": np.zeros(size, np.uint8),
         "flags": np.zeros(size, np.uint8),
         "loss": np.ma.masked_all(size, np.float16),
+        "entropy": np.ma.masked_all(size, np.float32),
         "nnz_00": rows.sum(axis=1).astype(np.uint16),
     }
     writer = RunWriter(folder / "firings", synthetic_runs.manifest(shape, "firings"))

@@ -62,6 +62,11 @@ def losses(rng: np.random.Generator, mood: np.ndarray, u: np.ndarray) -> np.ndar
     return np.exp(0.6 + 0.5 * np.log(mood) + 0.5 * u + rng.normal(0, 0.4, len(u)))
 
 
+def entropies(rng: np.random.Generator, mood: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Draw the entropy of each prediction, in nats."""
+    return np.exp(0.5 + 0.6 * np.log(mood) + 0.3 * u + rng.normal(0, 0.3, len(u)))
+
+
 def scale(effect: np.ndarray, gain: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return mean and sd of nnz of a layer at positions from 1 on, the last entry of each over all of them, and the
     weight of each position. Lengths are uniform from LENGTH / 2 to LENGTH."""
@@ -158,7 +163,11 @@ def population(
     def spearman(a: np.ndarray, b: np.ndarray, chosen: np.ndarray) -> float:
         return float(stats.spearmanr(a[chosen], b[chosen]).statistic)
 
+    inverse = np.linalg.inv(stats.spearmanr(np.stack([nnz, loss, entropies(rng, mood, u)])[:, known], axis=1).statistic)
+    given = -inverse / np.sqrt(np.outer(np.diag(inverse), np.diag(inverse)))  # each pair given the third
     return {
+        "loss given entropy": float(given[0, 1]),
+        "entropy given loss": float(given[0, 2]),
         "loss bin": float(nnz[inside].mean()),
         "spearman": spearman(nnz, loss, known),
         "spearman, own loss": spearman(nnz, own, inner),

@@ -26,6 +26,7 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
     "surprisal_correlation": analysis.surprisal_correlation,
     "surprisal of the token": lambda run: analysis.surprisal(run, of="own"),
     "surprisal by class": lambda run: analysis.surprisal_correlation(run, by_class=True),
+    "entropy_correlation": analysis.entropy_correlation,
     "speedup": analysis.speedup,
     "layer_gains": analysis.layer_gains,
     "gain_correlations": analysis.gain_correlations,

@@ -45,6 +45,7 @@ class Shape:
     bos: bool = False
     up_relu: bool = False
     loss: bool = True
+    entropy: bool = True  # where there is a loss
     neurons: bool = True
     tiles: bool = True
     fired: bool = False
@@ -128,6 +129,10 @@ def draw(shape: Shape) -> dict[str, Any]:
         "flags": flags.astype(np.uint8),
         "loss": np.ma.masked_array(loss, mask=ends | (not shape.loss)),
     }
+    expected = loss * np.random.default_rng((shape.seed, 9)).lognormal(-0.2, 0.6, rows)  # of its own, as it came later
+    columns["entropy"] = np.ma.masked_array(
+        expected.astype(np.float32), mask=columns["loss"].mask | (not shape.entropy)
+    )
     effect = rng.normal(0, 0.3, shape.vocab)
     if shape.vocab > QUIET:
         effect[LOUD], effect[QUIET] = 1.2, -1.5

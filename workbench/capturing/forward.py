@@ -5,8 +5,8 @@ the padding and no mask is needed. The kernels compute the padded rows too, but 
 statistic, and their counts are dropped on the device. Counts of all layers are stacked there and come back in one copy
 that does not block; on a GPU the host works on one batch while the device runs the next.
 
-Cost: that of the forward pass, the probes, and one cross-entropy over the vocabulary, in chunks of rows so that no
-[tokens, vocabulary] matrix is ever in memory.
+Cost: that of the forward pass, the probes, and one cross-entropy and one entropy over the vocabulary, in chunks of
+rows so that no [tokens, vocabulary] matrix is ever in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import log_softmax, nll_loss
 
 from twell.kernels.layout import TwELL
 from twell.kernels.modules import Probe
@@ -31,6 +31,7 @@ from twell.workbench.run.schema import PREFILL
 from twell.workbench.text.batches import Batch
 
 LOGITS = {"cpu": 2**22, "cuda": 2**27}  # elements of the logits computed at a time
+CHANCES = {"cpu": 2**18, "cuda": 2**22}  # elements of the probabilities: of a block that stays in the cache
 OnLayer = Callable[[int, Tensor, Stats], None]
 OnPacked = Callable[[int, TwELL], None]
 
@@ -42,6 +43,7 @@ class Counted:
     nnz int32 [layers, tokens], finite bool [tokens], loss float32 [tokens that predict] or None: on the host
     used: int32 [layers, tokens], how many fired neurons have a product that is not zero; None where all have
     sums: over the batch's unflagged tokens, on the device
+    entropy: as the loss, of the prediction
     """
 
     nnz: Tensor
@@ -50,6 +52,7 @@ class Counted:
     sums: Sums
     done: torch.cuda.Event | None
     used: Tensor | None = None
+    entropy: Tensor | None = None
 
     def wait(self) -> None:
         """Wait until the host's tensors have arrived."""
@@ -102,7 +105,7 @@ def forward(
     """Run a batch through the model and count. Return once the device has been given its work.
 
     probes: none | counts | neurons (sums a neuron and the fullness of tiles too) | all (unions too)
-    loss: compute the next token's cross-entropy too, in float32
+    loss: compute the next token's cross-entropy and the entropy of its prediction too, in float32
     on_layer(layer, x, stats): called by each layer as it runs, with the rows of the padding
     on_packed(layer, packed): called with each layer's packed hidden state, which may be overwritten by the next layer
     times: takes the time of each sparse call and of the whole pass
@@ -130,8 +133,8 @@ def forward(
     with nullcontext() if times is None else times.whole_pass():
         with loaded.probing(counting_probe(loaded, probes, collect, on_packed is not None, **about)):
             hidden = loaded.body(input_ids=inputs.ids.view(-1, inputs.longest), use_cache=False).last_hidden_state
-        losses = next_token_loss(loaded, hidden.flatten(0, 1), inputs) if loss else None
-    return gather(stats, Sums.stack(stats, unions), inputs.row_of, losses)
+        predicted = next_tokens(loaded, hidden.flatten(0, 1), inputs) if loss else None
+    return gather(stats, Sums.stack(stats, unions), inputs.row_of, predicted)
 
 
 def counting_probe(loaded: LoadedModel, probes: str, on_stats: OnLayer, packed: bool, **about: Any) -> Probe:
@@ -147,21 +150,32 @@ def counting_probe(loaded: LoadedModel, probes: str, on_stats: OnLayer, packed: 
     return Probe("neurons", layout=loaded.layout, want_packed=packed or probes == "all", on_stats=on_stats, **about)
 
 
-def next_token_loss(loaded: LoadedModel, hidden: Tensor, inputs: Inputs) -> Tensor:
-    """Return the cross-entropy in nats, float32 [m], of the token after each row that predicts; hidden [n, d_model]."""
+def next_tokens(loaded: LoadedModel, hidden: Tensor, inputs: Inputs) -> Tensor:
+    """Return `loss_and_entropy` of the token after each row that predicts, float32 [2, m]; hidden [n, d_model]."""
     head, ids = loaded.head, inputs.ids.long()
     step = max(1, LOGITS[hidden.device.type] // head.weight.shape[0])
-    losses = [
-        cross_entropy(head(hidden[rows]).float(), ids[rows + 1], reduction="none")
-        for rows in inputs.predicts.split(step)
-    ]
-    return torch.cat(losses)
+    return torch.cat(
+        [loss_and_entropy(head(hidden[rows]).float(), ids[rows + 1]) for rows in inputs.predicts.split(step)], 1
+    )
 
 
-def gather(stats: list[Stats], sums: Sums, row_of: Tensor, loss: Tensor | None) -> Counted:
+def loss_and_entropy(logits: Tensor, ids: Tensor) -> Tensor:
+    """Return the cross-entropy of each row's token and the entropy of the row's prediction, in nats, float32 [2, n].
+
+    logits: float32 [n, vocabulary]; ids: int64 [n]. The loss has the bits of torch's cross_entropy, which makes the
+    same logarithms; of their probabilities, one block of rows at a time is in memory. What a logit of -inf rules out
+    has probability 0, and adds 0 · -inf = NaN to a sum: nothing to the entropy.
+    """
+    logs = log_softmax(logits, 1)
+    step = max(1, CHANCES[logits.device.type] // logits.shape[1])
+    entropy = [rows.exp().mul_(rows).nansum(1) for rows in logs.split(step)]
+    return torch.stack([nll_loss(logs, ids, reduction="none"), -torch.cat(entropy)])
+
+
+def gather(stats: list[Stats], sums: Sums, row_of: Tensor, predicted: Tensor | None) -> Counted:
     """Stack the counts of all layers on the device, keep the real tokens, and start their copy to the host.
 
-    row_of: int32 [tokens], the row of each real token
+    row_of: int32 [tokens], the row of each real token; predicted: as `next_tokens` returns it
     """
     nnz, finite = row_of.new_zeros((0, len(row_of))), torch.ones_like(row_of, dtype=torch.bool)
     used = None
@@ -174,8 +188,9 @@ def gather(stats: list[Stats], sums: Sums, row_of: Tensor, loss: Tensor | None) 
     def sent(tensor: Tensor | None) -> Any:
         return None if tensor is None else tensor.to("cpu", non_blocking=True)
 
-    host = [sent(tensor) for tensor in (nnz, finite, loss, used)]
+    host = [sent(tensor) for tensor in (nnz, finite, predicted, used)]
     done = torch.cuda.Event() if row_of.is_cuda else None
     if done is not None:
         done.record()
-    return Counted(host[0], host[1], host[2], sums, done, host[3])
+    loss, entropy = (None, None) if host[2] is None else host[2]
+    return Counted(host[0], host[1], loss, sums, done, host[3], entropy)

@@ -28,7 +28,7 @@ from twell.kernels.layout import TwELL
 from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
 from twell.workbench.capturing.firings import BatchFirings, FiringCollector
-from twell.workbench.capturing.forward import Counted, Inputs, counting_probe, gather, next_token_loss
+from twell.workbench.capturing.forward import Counted, Inputs, counting_probe, gather, next_tokens
 from twell.workbench.capturing.layer_sums import Sums, union_counts
 from twell.workbench.capturing.timing.call_times import BatchTimes
 from twell.workbench.models.load import LoadedModel
@@ -217,11 +217,11 @@ class Passes:
                     unions.append(union_counts(packed, inputs.blocks))
                 if firings is not None:
                     firings.on_packed(layer, packed)
-        losses = None
+        predicted = None
         if loss:
             hidden = torch.cat([one.hidden for one in passes if one.hidden is not None], 1).flatten(0, 1)
-            losses = next_token_loss(self.loaded, hidden, inputs)
-        return batch, gather(stats, Sums.stack(stats, unions), inputs.row_of, losses), firings
+            predicted = next_tokens(self.loaded, hidden, inputs)
+        return batch, gather(stats, Sums.stack(stats, unions), inputs.row_of, predicted), firings
 
     def _order(self, passes: list[Pass]) -> Tensor:
         """Return int64 [rows of the batch]: each row's index among the rows of all passes, one pass after the other."""

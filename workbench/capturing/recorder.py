@@ -216,11 +216,13 @@ class Recorder:
         for name, layers in (("nnz", counted.nnz), ("used", counted.used)):
             if layers is not None:
                 counts |= dict(zip(schema.nnz_columns(len(layers), name), layers.numpy().astype(kind), strict=True))
-        loss = np.full(len(flags), np.nan, dtype=np.float32)
-        if counted.loss is not None:
-            loss[batch.predicts] = counted.loss.numpy()
         keys = {"sequence": batch.sequence, "position": batch.position, "token_id": batch.token_id}
-        return keys | {"phase": batch.phase, "flags": flags, "loss": loss} | counts
+        predicted = {}
+        for name, values in (("loss", counted.loss), ("entropy", counted.entropy)):
+            predicted[name] = np.full(len(flags), np.nan, dtype=np.float32)
+            if values is not None:
+                predicted[name][batch.predicts] = values.numpy()
+        return keys | {"phase": batch.phase, "flags": flags} | predicted | counts
 
     def _add_up(self, batch: Batch, counted: Counted, firings: Commits | None, flags: np.ndarray) -> None:
         """Add a batch to the sums of the open part."""
@@ -243,7 +245,8 @@ class Recorder:
         self._loss_sum += float(rows["loss"][known].sum(dtype=np.float64))
         self._loss_tokens += int(known.sum())
         loss = np.ma.MaskedArray(np.where(known, rows["loss"], 0).astype(np.float16), mask=~known)
-        self.writer.add("activity", rows | {"loss": loss})
+        entropy = np.ma.MaskedArray(rows["entropy"], mask=~known | ~np.isfinite(rows["entropy"]))
+        self.writer.add("activity", rows | {"loss": loss, "entropy": entropy})
 
     def _end_window(self) -> None:
         """Write a window's sequences and sampled tokens, and close the part if it is due."""

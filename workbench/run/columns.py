@@ -202,6 +202,10 @@ TRAINING_STEPS = (
 
 # Shared by summaries.
 NO_LOSS = "no loss was recorded (--no-loss)"
+NO_ENTROPY = (
+    "its predictions' entropy was not recorded, as `twell capture MODEL --text SOURCE --out DIR` does beside each loss "
+    "(not with --no-loss)"
+)
 # In every summary, rows with `flagged` hold what the flagged tokens add to each sum: leave them out, or sum over both.
 FLAGGED = Column("flagged", "bool", "", "false: over unflagged tokens; true: what flagged tokens add to each sum")
 # Up to revision 3 a sequence stood for a document, here and in sums over documents.

@@ -71,6 +71,14 @@ ACTIVITY = Table(
             "loss of the next token, predicted here; null at a sequence's end, where not finite, and with --no-loss",
             True,
         ),
+        Column(
+            "entropy",
+            "float32",
+            "nats",
+            "entropy of that prediction: the loss that it expects; null where the loss is, and in older runs",
+            True,
+            is_newer=True,
+        ),
         Column("nnz", "uint16", "neurons", "how many FFN neurons the token fires in layer LL", per_layer=True),
         Column(
             "used",

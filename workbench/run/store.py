@@ -138,7 +138,7 @@ class Run:
         unknown = [layer for layer in selected if not 0 <= layer < self.layers]
         if unknown:
             raise UserError(f"Expected layers from 0 to {self.layers - 1}, got {unknown[0]}.")
-        keys = ["sequence", "position", "token_id", "phase", "flags", "loss"]
+        keys = ["sequence", "position", "token_id", "phase", "flags", "loss", "entropy"]
         frame = self.frame(
             "activity", keys + [names[layer] for names in columns_by_kind.values() for layer in selected]
         )

@@ -17,6 +17,7 @@ from twell.workbench.run.columns import (
     LAYER_OR_SUM,
     LOSSES_MADE,
     NEURON_SUMS,
+    NO_ENTROPY,
     NO_LOSS,
     REPLICATE,
     TILE_COUNTS,
@@ -229,6 +230,21 @@ _SURPRISAL_CORRELATIONS = SummaryTable(
     absent=NO_LOSS,
 )
 
+# No run of an earlier revision has the column that it comes from, so it does not count as one.
+_ENTROPY_RANKS = SummaryTable(
+    "entropy_ranks",
+    "a class of entropy and of nnz or loss, in a layer and replicate, over the tokens of `surprisal_ranks`",
+    (
+        Column("layer", "int32", "", "decoder layer, from 0; -1: classes of the next token's loss in place of nnz"),
+        REPLICATE,
+        Column("entropy_class", "int32", "", "floor(6·√entropy) of the next token's prediction"),
+        Column("rank_class", "int32", "", "nnz_class or loss_class, as in `surprisal_ranks`"),
+        tokens_column(),
+    ),
+    keys=("layer", "rank_class", "entropy_class", "replicate"),
+    absent=NO_ENTROPY,
+)
+
 _ORIGINS = SummaryTable(
     "origins",
     "a source, phase and place in the sequence, in a layer and replicate; flags as in `positions`",
@@ -269,7 +285,7 @@ _CLASS_LAYERS = SummaryTable(
 _TABLES = (
     *(_LAYERS, _POSITIONS, _POSITION_BANDS, _TOKENS, _TOKEN_LAYERS, TOKEN_SCORES, _SURPRISAL, _SURPRISAL_RANKS),
     *(_NEURON_SUMS, _TILE_COUNTS, _UNION_COUNTS, _SURPRISAL_CLASSES, _USED, WORDS, _SURPRISAL_CORRELATIONS, _ORIGINS),
-    *(CLASS_SCORES, SURPRISAL_WITHIN, _VALUE_COUNTS, _CLASS_LAYERS),
+    *(CLASS_SCORES, SURPRISAL_WITHIN, _VALUE_COUNTS, _CLASS_LAYERS, _ENTROPY_RANKS),
 )
 
 SUMMARIES = SummarySchema(2, 7, {table.name: table for table in _TABLES})

@@ -43,7 +43,7 @@ class Answers:
             named = self.run.vocab["text"].reindex(rows["token_id"])
             text = [one if isinstance(one, str) else given for one, given in zip(named, text, strict=True)]
         rows.insert(3, "text", text)
-        return rows if rows["loss"].notna().any() else rows.drop(columns="loss")
+        return rows.drop(columns=[name for name in ("loss", "entropy") if rows[name].isna().all()])
 
     def by_layer(self, **options: Any) -> pd.DataFrame:
         """Return `twell.analysis.by_layer` of what was read."""

@@ -75,7 +75,7 @@ def test_a_copy_of_a_wide_model_is_small(made: ModuleType, tmp_path: Path) -> No
     shape = made.Shape(layers=8, d_ff=5632, vocab=16_384, sequences=60, length=1024, parts=3)
     run = made.make(tmp_path / "wide", shape)
     summarize(SummarizeOptions(runs=(run.path,), summary_only=tmp_path / "copy"))
-    assert sum(path.stat().st_size for path in (tmp_path / "copy").rglob("*") if path.is_file()) < 2.75e6
+    assert sum(path.stat().st_size for path in (tmp_path / "copy").rglob("*") if path.is_file()) < 2.85e6
 
 
 def test_a_copy_of_before_revision_7_says_what_it_is(small: Run, tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ def same(one: part_rows.Rows, table: pa.Table, layers: int) -> None:
     known = [loss is not None for loss in table["loss"].to_pylist()]
     assert np.isfinite(one.loss).tolist() == known
     assert one.loss[known].tolist() == table["loss"].drop_null().to_numpy().astype(float).tolist()
+    assert one.entropy[known].tolist() == table["entropy"].drop_null().to_pylist()
+    assert np.isfinite(one.entropy).tolist() == known
 
 
 @pytest.mark.parametrize("most", [1, 70, 700, 10**6])
@@ -104,6 +106,7 @@ def wide(change: Callable[[dict[str, Any]], Any]) -> part_rows.Rows:
         "flags": (rng.random(90) < 0.2).astype(np.uint8),
         "loss": rng.gamma(1.5, 2.0, 90).astype(np.float16).astype(float),
         "phase": np.zeros(90, np.uint8),
+        "entropy": np.full(90, np.nan, np.float32),
         "counts": rng.integers(0, 2**16, (90, 2)).astype(np.uint32),
         "cluster": np.repeat([0, 1, 2], [50, 25, 15]),
         "unit": np.repeat([0, 1, 2], [50, 25, 15]),

@@ -30,7 +30,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nemotron": {"hidden_act": "relu2", "mlp_bias": True},
     "opt": {},
 }
-KEYS = ["sequence", "position", "token_id", "phase", "flags", "loss"]
+KEYS = ["sequence", "position", "token_id", "phase", "flags", "loss", "entropy"]
 
 
 def assert_counts(folder: Path, out: Path, text: tuple[str, ...], **given: Any) -> None:
@@ -102,9 +102,11 @@ def test_loss(tiny: Path, tmp_path: Path, texts: tuple[str, ...], dtype: torch.d
         cross_entropy(rows[:-1], torch.from_numpy(one[1:].astype(np.int64)), reduction="none").numpy()
         for rows, one in zip(logits, ids, strict=True)
     ]
-    for (_, group), losses in zip(run.activity().groupby("sequence"), expected, strict=True):
-        assert group["loss"].isna().tolist() == [False] * len(losses) + [True]
+    entropies = [(rows[:-1].softmax(1) * -rows[:-1].log_softmax(1)).sum(1).numpy() for rows in logits]
+    for (_, group), losses, entropy in zip(run.activity().groupby("sequence"), expected, entropies, strict=True):
+        assert group["loss"].isna().tolist() == group["entropy"].isna().tolist() == [False] * len(losses) + [True]
         np.testing.assert_allclose(group["loss"].to_numpy()[:-1].astype(float), losses, rtol=1e-3)
+        np.testing.assert_allclose(group["entropy"].to_numpy()[:-1], entropy, rtol=1e-5)
     assert run.manifest.loss_tokens == sum(map(len, expected))
     assert run.manifest.loss_sum == pytest.approx(sum(map(np.sum, expected)), rel=1e-5)
 
@@ -112,7 +114,7 @@ def test_loss(tiny: Path, tmp_path: Path, texts: tuple[str, ...], dtype: torch.d
 def test_without_loss_and_neurons(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     full = run_capture(tiny, tmp_path / "full", texts)
     run = run_capture(tiny, tmp_path / "run", texts, loss=False, probes="counts")
-    assert run.activity()["loss"].isna().all()
+    assert run.activity()[["loss", "entropy"]].isna().all(axis=None)
     assert (run.manifest.loss, run.manifest.loss_tokens) == (None, 0)
     assert not run.has("neurons")
     np.testing.assert_array_equal(counts_of(run), counts_of(full))
@@ -170,7 +172,7 @@ def test_a_value_that_is_not_finite(tiny: Path, tmp_path: Path, texts: tuple[str
     assert activity.index[activity["flags"] >= 4].tolist() == [(0, 3)]
     assert activity.loc[(0, 3), "flags"] == 4
     assert activity.loc[(0, 3), "nnz_02"] == 0 < activity.loc[(0, 3), "nnz_01"]
-    assert np.isnan(activity.loc[(0, 3), "loss"])
+    assert activity.loc[(0, 3), ["loss", "entropy"]].isna().all()
     assert run.manifest.loss_tokens == len(activity) - run.manifest.sequences - 1
     assert_neurons(run, run_plain(tiny, sequences_of(run), torch.float64).gates)
 

@@ -30,9 +30,10 @@ counts = {{name: np.minimum(drawn.lognormal(3.4, 0.8, batch), 5632).astype(np.ui
 place = np.arange(batch, dtype=np.int32)
 zeros = np.zeros(batch, dtype=np.uint8)
 loss = np.ma.MaskedArray(drawn.gamma(2, 1.8, batch).astype(np.float16), mask=place % 512 == 511)
+entropy = np.ma.MaskedArray(drawn.gamma(2, 1.5, batch).astype(np.float32), mask=loss.mask)
 for at in range(0, tokens, batch):
     keys = {{"sequence": (at + place) // 512, "position": place % 512, "token_id": np.roll(place, at % 997) % 6144}}
-    run.add("activity", keys | {{"phase": zeros, "flags": zeros, "loss": loss}} | counts)
+    run.add("activity", keys | {{"phase": zeros, "flags": zeros, "loss": loss, "entropy": entropy}} | counts)
     if run.due:
         run.close_part()
 run.finish()

@@ -28,6 +28,7 @@ def test_the_loss_is_that_of_the_logits(model: Any, tokenizer: Any, batch: Any) 
     mean = expected[real].nanmean()
     assert w.metrics()["loss"] == pytest.approx(float(mean), rel=1e-5)
     assert w.run.manifest.loss == pytest.approx(float(mean), rel=1e-5)
+    assert w.run.arrow()["entropy"].null_count == len(table), "which a capture alone takes: none, not NaN"
 
 
 def test_packed_rows_and_generation(model: Any, tokenizer: Any, batch: Any) -> None:

@@ -74,9 +74,12 @@ def _ranges(table: str, sizes: Sizes) -> dict[str, tuple[float, float]]:
         "phase": (0, 1),
         "flags": (0, FLAG_SPECIAL | FLAG_FIRST | FLAG_NOT_FINITE),
         "loss": (-1, float("inf")),
+        "entropy": (0, float("inf")),
         "batch": (0, MOST_INT32),
         "microseconds": (0, float("inf")),
         "nnz_mean": (0, sizes.d_ff),
         "replicate": (0, MOST_GROUPS - 1),
-        **dict.fromkeys(("band", "loss_bin", "loss_class", "nnz_class"), (0, MOST_CLASSES)),
+        **dict.fromkeys(
+            ("band", "loss_bin", "loss_class", "entropy_class", "nnz_class", "rank_class"), (0, MOST_CLASSES)
+        ),
     }
