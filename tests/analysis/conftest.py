@@ -8,6 +8,7 @@ Its tests compare every table with numpy and pandas on the rows, and none may ta
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -18,9 +19,10 @@ import support.planted
 import support.questions
 from support import synthetic_runs
 
+from twell.analysis import ensure
 from twell.analysis.exports.documents import cells
 from twell.workbench.errors import Missing
-from twell.workbench.run.store import Run
+from twell.workbench.run.store import Run, copy_without_activity, open_run
 
 TOKENS = int(os.environ.get("MADE_TOKENS", "5600"))
 SEQUENCE = 47  # tokens of a made sequence, a little under the mean of their lengths
@@ -41,10 +43,30 @@ def planted() -> ModuleType:
     return support.planted
 
 
+@pytest.fixture(scope="session")
+def _small(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made.make(tmp_path_factory.mktemp("unsummarised") / "small", sequences=24).path
+
+
 @pytest.fixture
-def small(made: ModuleType, tmp_path: Path) -> Run:
-    """Make a small run that a test may change."""
-    return made.make(tmp_path / "small", sequences=24)
+def small(_small: Path, tmp_path: Path) -> Run:
+    """Copy a small run that nothing has summarised; a test may change it."""
+    return open_run(shutil.copytree(_small, tmp_path / "small"))
+
+
+@pytest.fixture(scope="session")
+def summarised(_small: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Summarise a run equal to `small`. Read it, never change it."""
+    run = open_run(shutil.copytree(_small, tmp_path_factory.mktemp("summarised") / "small"))
+    ensure(run)
+    return run
+
+
+@pytest.fixture
+def small_copy(summarised: Run, tmp_path: Path) -> Run:
+    """Copy a small run without its rows of single tokens, which can be computed from no more; a test may change it."""
+    copy_without_activity(summarised.path, tmp_path / "copy")
+    return open_run(tmp_path / "copy")
 
 
 @pytest.fixture

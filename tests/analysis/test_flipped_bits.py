@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pyarrow.parquet as pq
 import pytest
@@ -105,8 +104,8 @@ def test_a_summary_is_built_anew(small: Run, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["layers", "token_layers"])
-def test_a_summary_only_run_refuses(made: ModuleType, small: Run, tmp_path: Path, name: str) -> None:
-    (copy,) = analysis.summarize(SummarizeOptions(runs=(small.path,), summary_only=tmp_path / "copy"))
+def test_a_summary_only_run_refuses(small_copy: Run, name: str) -> None:
+    copy = small_copy
     expected = analysis.by_layer(copy)
     path = copy.summary_path(name)
     flip(path, path.stat().st_size // 2)

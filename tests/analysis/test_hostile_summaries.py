@@ -5,7 +5,6 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pandas as pd
 import pytest
@@ -13,7 +12,6 @@ from support.rewritten import forget_checksums
 
 import twell.analysis as analysis
 from twell.workbench.errors import UserError
-from twell.workbench.options import SummarizeOptions
 from twell.workbench.run.store import Run
 
 HUGE = 2**31 - 1
@@ -38,9 +36,8 @@ CASES: list[tuple[str, str, int, Callable[[Run], object]]] = [
 
 
 @pytest.fixture
-def copy(made: ModuleType, small: Run, tmp_path: Path) -> Run:
-    (copy,) = analysis.summarize(SummarizeOptions(runs=(small.path,), summary_only=tmp_path / "copy"))
-    return forget_checksums(copy)
+def copy(small_copy: Run) -> Run:
+    return forget_checksums(small_copy)
 
 
 @pytest.mark.parametrize(("name", "column", "value", "question"), CASES, ids=lambda part: str(part)[:16])

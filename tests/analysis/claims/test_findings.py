@@ -113,33 +113,37 @@ def test_as_made(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words", "expected"),
+    ("change", "expected"),
     [
-        (level(2, 2, 2, 2), "half a percent", HOLDS),
-        (level(6, 6, 6, 6), "half a percent", IN_PART),
-        (level(2, 2, 2, 20), "half a percent", IN_PART),
-        (level(2, 3, 9, 5), "first two layers", HOLDS),
-        (level(2, 9, 9, 9), "first two layers", IN_PART),
-        (level(9, 8, 3, 5), "first two layers", REVERSED),
-        (level(3, 9, 2, 2), "peaks in the early", HOLDS),
-        (level(9, 9, 9, 9.01), "peaks in the early", UNTOLD),
-        (level(2, 3, 5, 9), "peaks in the early", FAILS),
-        (level(9, 9, 9, 9), "first token of a sequence", FAILS),
-        (level(9, 9, 9, 9), "exponentially", FAILS),
-        (level(9, 9, 9, 9), "knows what comes next", UNTOLD),
-        (level(9, 9, 9, 9), "Function words", UNTOLD),
-        (other_order, "knows what comes next", REVERSED),
-        (other_order, "doesn", REVERSED),
-        (other_order, "formaldehyde", REVERSED),
-        (rising, "exponentially", REVERSED),
-        (rising, "first token of a sequence", REVERSED),
-        (fullest, "orders of magnitude", HOLDS),
+        (level(2, 2, 2, 2), {"half a percent": HOLDS}),
+        (level(6, 6, 6, 6), {"half a percent": IN_PART}),
+        (level(2, 2, 2, 20), {"half a percent": IN_PART}),
+        (level(2, 3, 9, 5), {"first two layers": HOLDS}),
+        (level(2, 9, 9, 9), {"first two layers": IN_PART}),
+        (level(9, 8, 3, 5), {"first two layers": REVERSED}),
+        (level(3, 9, 2, 2), {"peaks in the early": HOLDS}),
+        (level(9, 9, 9, 9.01), {"peaks in the early": UNTOLD}),
+        (level(2, 3, 5, 9), {"peaks in the early": FAILS}),
+        (
+            level(9, 9, 9, 9),
+            {
+                "first token of a sequence": FAILS,
+                "exponentially": FAILS,
+                "knows what comes next": UNTOLD,
+                "Function words": UNTOLD,
+            },
+        ),
+        (other_order, {"knows what comes next": REVERSED, "doesn": REVERSED, "formaldehyde": REVERSED}),
+        (rising, {"exponentially": REVERSED, "first token of a sequence": REVERSED}),
+        (fullest, {"orders of magnitude": HOLDS}),
     ],
 )
 def test_the_other_way(
-    made: ModuleType, tmp_path: Path, change: Callable[[Columns], Columns], words: str, expected: str
+    made: ModuleType, tmp_path: Path, change: Callable[[Columns], Columns], expected: dict[str, str]
 ) -> None:
-    assert verdict(made.make(tmp_path / "other", change=change, tiles=False, timings=0), words) == expected
+    table = verdicts_of(made.make(tmp_path / "other", change=change, tiles=False, timings=0))
+    for words, answer in expected.items():
+        assert [verdict for claim, verdict in table.items() if words in claim] == [answer], words
 
 
 @pytest.mark.parametrize(
