@@ -30,6 +30,7 @@ from twell.kernels.backends import cuda, gpu, hopper, reference, union_counts
 from twell.kernels.benchmark import runner
 from twell.kernels.params import FFNParams
 from twell.kernels.stats import Stats
+from twell.kernels.strongest import strongest
 
 Run = Callable[[FFNParams], tuple[Tensor, Stats]]
 
@@ -296,6 +297,7 @@ if __name__ == "__main__":
             sys.exit(reason)
         for params in CALLS[name]():
             count_unions(kernel.run(params)[1])
+            strongest(params.x, 0.5)
             torch.cuda.synchronize()
             print(name, *params.x.shape, params.w_gate.shape[0], f"{time.perf_counter() - began:.1f} s", flush=True)
     print("all done")

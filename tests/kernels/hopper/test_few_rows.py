@@ -236,4 +236,3 @@ def test_more_than_nnz_is_not_prepared() -> None:
     assert prepare(one, "hopper") is not None
     assert prepare(replace(one, want_packed=True), "hopper") is None
     assert prepare(replace(one, layout=hopper.LAYOUT), "hopper") is None
-    assert hopper.prepare(make(4000, 200, 5632, 0, probes="counts", layout=None, want_packed=False)) is None

@@ -83,6 +83,7 @@ def test_what_fits_takes_the_sparse_products(monkeypatch: pytest.MonkeyPatch) ->
     """And nothing else does: not where values were left out, nor where the arena is too small for panels and chunks."""
     monkeypatch.setattr(whole_calls, "ENABLED", False)
     tensors = made(1025, 512, 1024, -2.2)
+    monkeypatch.setattr(hopper_compact, "AT_ONCE", False)
     monkeypatch.setattr(hopper_compact, "ROOM", 1e6)
     with what_fits() as fits:
         ours(tensors, capacity=1024)

@@ -138,13 +138,17 @@ class Timings:
     def _take(
         self, times: BatchTimes, operations: dict[str, Callable[[], Any]], layer: int, rows: int, phase: int
     ) -> list[Call]:
-        """Run operations between marks, once each in random order; once before too, where the shape is new."""
+        """Run operations between marks, once each in random order; where the shape is new, dense ones once before too.
+
+        The capture itself runs the sparse ones, and never a dense one.
+        """
         names, shape = list(operations), (min(layer, 0), rows)
         self._order.shuffle(names)
         if shape not in self._warm:
             self._warm.add(shape)
             for name in names:
-                operations[name]()
+                if name not in SPARSE:
+                    operations[name]()
         calls = []
         for name in names:
             times.open(name)

@@ -7,7 +7,8 @@
 // read again. Values in a bucket are in any order: nothing is summed in that order. The sums of |h| have one order of
 // their own.
 //
-// A block whose values no longer fit is left out. If there was one, the backward pass repeats gate, plan, up and `keep`,
+// A block whose values no longer fit is left out; one that fires much asks before they are listed, as that takes longer
+// than all else here. If there was one, the backward pass repeats gate, plan, up and `keep`,
 // with memory for all values, each block's at a place of its own; else it copies what was kept there.
 #pragma once
 
@@ -23,6 +24,8 @@ constexpr int kKeepThreads = 512, kKeepWarps = kKeepThreads / 32;
 constexpr int kListed = 4096;  // most values of a CTA's list
 
 constexpr int kLeftOut = -1;  // in place of a block's first value: there is no room for them
+
+constexpr int kLoudRows = 256;  // firings of a row in the mean of a block, from which it is asked early whether there is room
 
 // A value in the list: its neuron and row, slot in its tile, and place in its panel's bucket.
 struct ListedValue {
@@ -135,6 +138,49 @@ struct Keeping {
     __syncthreads();
   }
 
+  // Whether there is no room for a block that fires much. All CTAs of the cluster agree, and the values are counted as used.
+  __device__ __forceinline__ bool is_left_out() const {
+    if (k.repeats()) return false;
+    int sum = 0;
+    for (int i = lane; i < kBlockRows; i += 32)
+      if (const int row = f.order[block * kBlockRows + i]; row < f.rows && f.finite[row]) sum += f.nnz[row];
+    sum = __reduce_add_sync(~0u, sum);
+    if (sum <= kBlockRows * kLoudRows) return false;
+    if (rank == 0 && threadIdx.x == 0) {
+      const bool left_out = *static_cast<volatile int*>(k.used) + sum > k.capacity;  // it only grows
+      if (left_out) atomicAdd(k.used, sum), k.union_sizes[block] = f.union_sizes[block];
+      *base = left_out ? kLeftOut : 0;
+    }
+    cluster_sync();
+    return load_remote(base, 0) == kLeftOut;
+  }
+
+  // Counts how often each neuron fires in this CTA's rows: a thread for a word of 32, whose counts lie across the bits of
+  // as many words as a count has bits.
+  __device__ __forceinline__ void count_fires() const {
+    constexpr int kRows = kBlockRows / kKeepCtas, kBits = 6;
+    static_assert(kRows < 1 << kBits);
+    for (int word = threadIdx.x; word < words; word += kKeepThreads) {
+      uint32_t planes[kBits] = {};
+      for (int i = 0; i < kRows; ++i) {
+        const int row = f.order[block * kBlockRows + kKeepCtas * i + rank];
+        if (row >= f.rows || !f.finite[row] || (counted != nullptr && counted[row] == 0)) continue;
+        uint32_t carry = f.masks[static_cast<int64_t>(row) * words + word];
+#pragma unroll
+        for (uint32_t& plane : planes) {
+          const uint32_t both = plane & carry;
+          plane ^= carry, carry = both;
+        }
+      }
+      for (int bit = 0; bit < 32 && 32 * word + bit < f.d_ff; ++bit) {
+        int many = 0;
+#pragma unroll
+        for (int plane = 0; plane < kBits; ++plane) many |= (planes[plane] >> bit & 1) << plane;
+        fires[32 * word + bit] = many;
+      }
+    }
+  }
+
   // Counts and lists the values.
   __device__ __forceinline__ void list_values() const {
     const auto begin = [&](int many) { return __shfl_sync(~0u, lane == 0 && many > 0 ? atomicAdd(listed, many) : 0, 0); };
@@ -232,10 +278,11 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn
   const Keeping<T> keeping{f, k, counted, words_memory, before, counts, cursors, fires, reinterpret_cast<ListedValue*>(fires + f.d_ff), &listed,
                            &base, static_cast<int>(blockIdx.x) / kKeepCtas, static_cast<int>(cluster_rank()), thread / 32, thread % 32, words};
   keeping.read_union(first...);
-  keeping.list_values();
+  const bool left_out = keeping.is_left_out();
+  left_out ? keeping.count_fires() : keeping.list_values();
   __syncthreads();  // and no warp diverges at the cluster's barrier
   cluster_sync();
-  if (keeping.warp == 0) keeping.place_buckets();
+  if (keeping.warp == 0 && !left_out) keeping.place_buckets();
   for (int i = thread; i < f.d_ff && !k.repeats(); i += kKeepThreads)
     if (fires[i] > 0) atomicAdd(k.fires + i, fires[i]);
   __syncthreads();
