@@ -22,19 +22,21 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 CSRC = Path(__file__).parent / "csrc"
 TORCH = Path(torch.__file__).parent
 COMMON_FLAGS = ("-std=c++20", "-O3", "-DNDEBUG", "-DTORCH_TARGET_VERSION=0x020a000000000000")  # torch 2.10's ABI
 CXX_FLAGS = ("-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+PATIENCE = 5.0  # seconds of waiting for another process before it is said
 NVCC_FLAGS = ("-DUSE_CUDA", "-Xcompiler=-fPIC,-fvisibility=hidden", "--expt-relaxed-constexpr")
 
 
@@ -124,12 +126,25 @@ def build(library: Library) -> Path:
     ninja = find_ninja()
     try:
         (folder / "objects").mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / "lock"):
+        with _turn(folder / "lock"):
             if not target.exists():
                 _run_ninja(library, compiler, ninja, objects, target)
     except OSError as error:
         raise BuildError(f"expected to write to its cache folder, got: {error}; set XDG_CACHE_HOME") from error
     return target
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Hold the lock of all processes that compile; say so where another one holds it for long."""
+    lock = FileLock(path)
+    try:
+        held = lock.acquire(timeout=PATIENCE)
+    except Timeout:
+        print(f"Waiting for another process that compiles kernels and holds {path} …", file=sys.stderr, flush=True)
+        held = lock.acquire()
+    with held:
+        yield
 
 
 def find_compiler(cuda: bool) -> str:

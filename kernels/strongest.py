@@ -51,14 +51,13 @@ def by_kernel(hidden: Tensor, share: float, threshold: float) -> Tensor:
     rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
     rows = rows if rows.data_ptr() % 16 == 0 else rows.clone()
     left = torch.empty_like(rows)
-    torch.ops.twell.strongest(rows, left, share, most_bits(threshold, hidden.dtype))
+    torch.ops.twell.strongest(rows, left, share, bits_of(threshold, hidden.dtype))
     return left.view(hidden.shape)
 
 
-def most_bits(threshold: float, dtype: torch.dtype) -> int:
-    """Return the bits of the greatest value of a type that is at most a threshold from 0 on."""
-    value = torch.tensor(threshold, dtype=torch.float64).to(dtype)
-    return int(value.view(BITS[dtype])) - (float(value) > threshold)
+def bits_of(threshold: float, dtype: torch.dtype) -> int:
+    """Return the bits of a threshold from 0 on, rounded to a type as torch does where it compares values with it."""
+    return int(torch.tensor(threshold, dtype=torch.float64).to(dtype).view(BITS[dtype]))
 
 
 def by_topk(hidden: Tensor, share: float, threshold: float) -> Tensor:

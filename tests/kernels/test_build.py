@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from twell.kernels import build
 from twell.kernels.build import BuildError, Library, Source
@@ -94,6 +97,23 @@ def test_processes_take_turns(tmp_path, cache) -> None:
     assert sorted(stderr for _, stderr in out)[0] == ""
     assert 4 * float(answers[False][1]) < float(answers[True][1])  # s of processor time
     assert len(list(cache.glob("slow-*"))) == 1
+
+
+def test_a_long_wait_for_another_process_is_said(tmp_path, cache, capfd, monkeypatch) -> None:
+    monkeypatch.setattr(build, "PATIENCE", 0.0)
+    cache.mkdir(parents=True)
+    other = FileLock(cache / "lock", thread_local=False)
+    other.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        building = pool.submit(build.build, library(tmp_path, GOOD.replace("OP", "op_c"), "-DFIRST=9"))
+        said = ""
+        while "Waiting for another process" not in said:
+            assert not building.done()
+            said += capfd.readouterr().err
+            time.sleep(0.05)
+        other.release()
+        assert building.result().exists()
+    assert str(cache / "lock") in said
 
 
 def test_a_broken_source_is_one_sentence(tmp_path, cache) -> None:

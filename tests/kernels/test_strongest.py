@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from twell.kernels.strongest import by_bits, by_topk, most_bits, strongest, takes
+from twell.kernels.strongest import bits_of, by_bits, by_topk, strongest, takes
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
@@ -50,11 +50,13 @@ def test_bits_find_the_same(dtype: torch.dtype, firing: float, threshold: float)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_bits_of_a_threshold_are_those_of_the_greatest_value_up_to_it(dtype: torch.dtype) -> None:
-    values = torch.arange(2**15 - 1, dtype=torch.int16).view(dtype)
-    values = values[values.isfinite()].double()
-    for threshold in (0.0, 1e-9, 0.1, 0.5, 1.0, 3.14159, 1e5, 1e30):
-        assert most_bits(threshold, dtype) == int((values <= threshold).sum()) - 1
+def test_bits_tell_what_torch_says_is_above_a_threshold(dtype: torch.dtype) -> None:
+    bits = torch.arange(2**15 - 1, dtype=torch.int16)
+    values = bits.view(dtype)
+    numbers = ~values.isnan()
+    for threshold in (0.0, 1e-9, 0.1, 0.3, 0.5, 1.0, 3.14159, 1e4, 1e30):
+        above = bits > bits_of(threshold, dtype)
+        assert torch.equal(above[numbers], (values > threshold)[numbers]), threshold
 
 
 @pytest.mark.gpu

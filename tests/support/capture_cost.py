@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
@@ -26,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 
+from twell.workbench.capturing import forward as forwards
 from twell.workbench.capturing.forward import Counted, Inputs, forward
 from twell.workbench.capturing.prefetch import BatchStream, read_batches
 from twell.workbench.capturing.recorder import Recorder
@@ -145,18 +148,30 @@ def read_again(loaded: LoadedModel, options: CaptureOptions) -> BatchStream:
 
 
 def unwatched_turn(loaded: LoadedModel, texts: Iterable[Batch], loss: bool) -> Turn:
-    """Run forward passes with probes off."""
+    """Run forward passes with probes off, and the loss as a model's own code has it: without entropy."""
     before: Counted | None = None
     clock = _Clock(loaded.device)
-    for batch in clock.begun(texts):
-        counted = forward(loaded, Inputs.of(batch, loaded.device), loss=loss)
+    with loss_alone():
+        for batch in clock.begun(texts):
+            counted = forward(loaded, Inputs.of(batch, loaded.device), loss=loss)
+            if before is not None:
+                before.wait()
+            before = counted
+        clock.given()
         if before is not None:
             before.wait()
-        before = counted
-    clock.given()
-    if before is not None:
-        before.wait()
     return clock.turn()
+
+
+@contextmanager
+def loss_alone() -> Iterator[None]:
+    """Have forward passes compute no entropy."""
+    both = forwards.loss_and_entropy
+    forwards.loss_and_entropy = lambda logits, ids: cross_entropy(logits, ids, reduction="none").expand(2, -1)
+    try:
+        yield
+    finally:
+        forwards.loss_and_entropy = both
 
 
 def recorded_turn(loaded: LoadedModel, options: CaptureOptions, texts: Iterable[Batch]) -> Turn:

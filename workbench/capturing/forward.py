@@ -163,13 +163,12 @@ def loss_and_entropy(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the cross-entropy of each row's token and the entropy of the row's prediction, in nats, float32 [2, n].
 
     logits: float32 [n, vocabulary]; ids: int64 [n]. The loss has the bits of torch's cross_entropy, which makes the
-    same logarithms; of their probabilities, one block of rows at a time is in memory. What a logit of -inf rules out
-    has probability 0, and adds 0 · -inf = NaN to a sum: nothing to the entropy.
+    same logarithms; of their probabilities, one block of rows at a time is in memory.
     """
     logs = log_softmax(logits, 1)
     step = max(1, CHANCES[logits.device.type] // logits.shape[1])
-    entropy = [rows.exp().mul_(rows).nansum(1) for rows in logs.split(step)]
-    return torch.stack([nll_loss(logs, ids, reduction="none"), -torch.cat(entropy)])
+    entropy = [torch.special.entr(rows.exp()).sum(1) for rows in logs.split(step)]
+    return torch.stack([nll_loss(logs, ids, reduction="none"), torch.cat(entropy)])
 
 
 def gather(stats: list[Stats], sums: Sums, row_of: Tensor, predicted: Tensor | None) -> Counted:

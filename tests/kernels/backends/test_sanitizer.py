@@ -20,7 +20,7 @@ from support import sanitized, sanitized_training
 from support.gpu_checks import CUDA, skip_without
 from support.sanitized import CALLS
 
-from twell.kernels import build
+from twell.kernels import build, strongest
 from twell.kernels.backends import cuda, hopper, union_counts
 
 SAYS_CLEAN = {
@@ -44,7 +44,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     sanitizer = shutil.which("compute-sanitizer", path=f"{home}/bin") or shutil.which("compute-sanitizer")
     if sanitizer is None:
         pytest.skip("no compute-sanitizer, under CUDA_HOME or on PATH")
-    assert build.failure(union_counts.library(torch.cuda.get_device_capability())) is None
+    for each in (union_counts, strongest):  # not in a watched process, while all others wait
+        assert build.failure(each.library(torch.cuda.get_device_capability())) is None
     takes = set(CALLS) if hopper.refuses(CUDA, torch.bfloat16, 64, 64, 1) is None else {"cuda"}
     takes |= set(TRAINING) if sanitized_training.refuses() is None else set()
     alone = os.environ | {

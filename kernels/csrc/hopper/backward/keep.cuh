@@ -252,10 +252,10 @@ struct Keeping {
     float sum = 0.f;
     each_row([&](int in_block, int, bool counts_here) {
 #pragma unroll 4
-      for (int column = 2 * lane; counts_here && column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; column += 64) {
+      for (int column = 8 * lane; counts_here && column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; column += 256) {
         const unsigned char* line = hidden_panel(f, block, column / kPanelColumns) + in_block * 128;
-        const uint32_t pair = *reinterpret_cast<const uint32_t*>(line + column % kPanelColumns * 2);
-        sum += fabsf(half_of<T>(pair, 0)) + fabsf(half_of<T>(pair, 1));
+        const uint4 eight = *reinterpret_cast<const uint4*>(line + column % kPanelColumns * 2);
+        for (const uint32_t pair : {eight.x, eight.y, eight.z, eight.w}) sum += fabsf(half_of<T>(pair, 0)) + fabsf(half_of<T>(pair, 1));
       }
     });
 #pragma unroll
