@@ -26,7 +26,8 @@ from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
 
 BUNDLED = "demo-model"
-CASE = re.compile(r"nnz [\d.,]+, [\d,]+ rows$")  # the line with which `twell bench` begins its report of a case
+CASE = re.compile(r", [\d,]+ rows, nnz [\d.,]+: ")  # the line that `twell bench` prints once it has timed a case
+REPORT = re.compile(r"  nnz [\d.,]+(, |$)")  # the line above the figures of one, which come after the last
 
 
 @dataclass
@@ -69,7 +70,8 @@ class Job:
 
     def progress(self) -> int:
         """Return the number of cases timed so far."""
-        return sum(CASE.search(line) is not None for line in self.log_lines())
+        lines = self.log_lines()
+        return max(sum(kind.search(line) is not None for line in lines) for kind in (CASE, REPORT))
 
     def failure(self) -> str | None:
         """Return why the job ended without a result, in a sentence; None if it is running or has one."""

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from plotly import basedatatypes
 from streamlit.components.v2 import manifest_scanner
 from streamlit.runtime.scriptrunner.script_cache import ScriptCache
 from streamlit.testing.v1 import AppTest, app_test, local_script_runner
@@ -56,6 +57,8 @@ def _prepared_once() -> None:
     """Let Streamlit scan the installed packages for components, 0.2 s, and compile pages once, not for each AppTest."""
     manifest_scanner.scan_component_manifests = functools.cache(manifest_scanner.scan_component_manifests)
     app_test.ScriptCache = local_script_runner.ScriptCache = functools.cache(ScriptCache)
+    # plotly takes the name of each property apart, letter by letter, each time one is set: a tenth of drawing a page
+    basedatatypes._str_to_dict_path_full = functools.cache(basedatatypes._str_to_dict_path_full)
 
 
 def load_made() -> ModuleType:

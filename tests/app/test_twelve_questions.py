@@ -36,9 +36,9 @@ MOST_CLICKS = 3
 LOOKS = ((1440, "light"), (800, "dark"))
 ENOUGH = 12_000  # tokens of a run that is being recorded, before the first question
 NOT_HERE = "not on this machine"  # what is said where only the model could answer
-PART_SECONDS, REST_SECONDS = 2, 8  # of that run: a part, then a rest
+PART_SECONDS, REST_SECONDS = 2, 15  # of that run: a part, then a rest
 LONG = 180_000  # ms: a process with torch starts beside all else
-LOST = 30_000  # ms without another address after a click: a visitor clicks again
+LOST = 10_000  # ms without another address after a click: a visitor clicks again
 
 
 class Visit:
@@ -85,8 +85,12 @@ class Visit:
         width, theme = LOOKS[len(self.took) % 2]
         self.page.set_viewport_size({"width": width, "height": 900})
         self.page.emulate_media(color_scheme=theme)
-        if on_front_page or not self.took:
+        if not self.took:
             self.watched.open(f"/?run={self.run.path.name}", ".tw-numbers")
+        elif on_front_page:
+            self.to("Overview")
+            self.page.wait_for_selector(".tw-numbers")
+            self.watched.settle()
         self.clicks, self.began = 0, 0.0
         yield
         seconds = time.monotonic() - self.began if self.began else 0.0
@@ -167,6 +171,8 @@ def what_else(visit: Visit) -> None:
             page.wait_for_selector("textarea")
         else:
             page.get_by_text(NOT_HERE).first.wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_test_id("stDialog").wait_for(state="detached")
     with visit.asks("may I have the figure, the table, the code", on_front_page=True):
         visit.click(page.get_by_role("button", name="Data", exact=True))
         page.get_by_role("button", name="Save as CSV").wait_for()

@@ -22,7 +22,7 @@ from twell.analysis import tile_settings
 from twell.analysis.figures.speed.bench_rows import break_even_nnz, by_setting, ffn_times
 from twell.analysis.figures.speed.timings import batch_times, over_batches, summed
 from twell.app.jobs.measure import SHARES, bench_arguments
-from twell.app.jobs.runner import CASE, JobRunner
+from twell.app.jobs.runner import JobRunner
 from twell.app.speed.bench_view import total_speedups
 from twell.app.speed.compression_view import fastest_kernels, time_map
 from twell.workbench.bench.options import BenchOptions
@@ -128,8 +128,6 @@ def test_what_is_asked_of_twell_bench_is_what_it_takes(made_run: Run) -> None:
         arguments, count = bench_arguments(made_run, ("model", None), what)
         assert count == cases
         assert {word for word in arguments if word.startswith("--")} <= flags
-    assert CASE.search("layer 0 on text  nnz 152.1, 1,024 rows")
-    assert not CASE.search("layer 0 on text")
 
 
 def test_a_measurement_begins_appears_as_it_goes_and_ends_well(bundled_run: Path, growing_page: Watched) -> None:
@@ -153,8 +151,8 @@ def test_a_measurement_begins_appears_as_it_goes_and_ends_well(bundled_run: Path
 def test_a_measurement_that_is_stopped_keeps_what_it_has(made: ModuleType, tmp_path: Path) -> None:
     run = open_run(made.bundled(tmp_path) / "tiny")
     runner = JobRunner()
-    arguments = ["bench", "--shape", "64,128", "--inputs", "even", "--nnz", ",".join(map(str, range(2, 60)))]
-    job = runner.start("a measurement", run.path, "tiny", [*arguments, "--no-compile"], cases=58)
+    arguments = ["bench", "--shape", "64,128", "--inputs", "even", "--nnz", ",".join(map(str, range(2, 42)))]
+    job = runner.start("a measurement", run.path, "tiny", [*arguments, "--no-compile"], cases=40)
     while not job.progress() and job.running:
         time.sleep(0.1)
     job.stop()
@@ -162,7 +160,7 @@ def test_a_measurement_that_is_stopped_keeps_what_it_has(made: ModuleType, tmp_p
     assert job.process.returncode != -signal.SIGKILL
     assert job.failure() is None
     table = open_run(tmp_path / "tiny").frame("bench")
-    assert 1 <= table["case"].nunique() < 58
+    assert 1 <= table["case"].nunique() < 40, "a case counts once it is timed, not when the last one is"
 
 
 def test_the_fastest_safe_compression_of_a_layer_is_marked(show: Show, made: ModuleType, tmp_path: Path) -> None:
