@@ -121,12 +121,17 @@ def _steps(low: float, high: float) -> Ticks:
 
 
 def _lines(pieces: Iterable[tuple[Sequence[float], Sequence[float]]], **look: Any) -> dict[str, Any]:
-    """Return one trace that draws several separate lines, each given as (x, y)."""
-    xs: list[float | None] = []
-    ys: list[float | None] = []
-    for x, y in pieces:
-        xs += [*x, None]
-        ys += [*y, None]
+    """Return one trace that draws several separate lines, each given as (x, y).
+
+    In arrays of 4 bytes a number, finer than a pixel: as lists of digits a page of 28 panels sends four times as much.
+    """
+    drawn = [*pieces]
+    xs, ys = (
+        np.concatenate([np.append(np.asarray(line[axis], np.float32), np.float32("nan")) for line in drawn])
+        if drawn
+        else np.empty(0, np.float32)
+        for axis in (0, 1)
+    )
     return {"type": "scatter", "x": xs, "y": ys, "mode": "lines", "hoverinfo": "skip", **look}
 
 

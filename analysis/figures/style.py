@@ -28,7 +28,10 @@ DOTTED = {"color": GREY, "width": 1, "dash": "dot"}  # the line of the value tha
 def finish(
     figure: go.Figure, height: int, left: int = 56, right: int = 16, top: int = 24, bottom: int = 44
 ) -> go.Figure:
-    """Give a figure its height and margins, in pixels, and the style that all figures share; return it."""
+    """Give a figure its height and margins, in pixels, and the style that all figures share; return it.
+
+    Axes do not widen the margins: plotly would draw each figure twice.
+    """
     figure.update_layout(
         height=height,
         margin={"l": left, "r": right, "t": top, "b": bottom},
@@ -39,8 +42,10 @@ def finish(
         paper_bgcolor="rgba(0,0,0,0)",
         separators=f".{SPACE}",
     )
-    figure.update_xaxes(gridcolor=GRID, gridwidth=1, zeroline=False, title_standoff=6, ticks="", fixedrange=True)
-    figure.update_yaxes(gridcolor=GRID, gridwidth=1, zeroline=False, title_standoff=6, ticks="", fixedrange=True)
+    look = {"gridcolor": GRID, "gridwidth": 1, "zeroline": False, "title_standoff": 6, "ticks": ""}
+    look |= {"fixedrange": True, "automargin": False}
+    figure.update_xaxes(**look)
+    figure.update_yaxes(**look)
     return figure
 
 

@@ -110,6 +110,7 @@ def ranking(both: pd.DataFrame) -> go.Figure:
         if axis == Z_AXIS:
             figure.add_vline(x=0, line=DOTTED, row=1, col=column)
     finish(figure, 80 + 22 * row_count, left=110, top=26)
+    figure.update_yaxes(automargin=True)  # names may be as wide as any script
     figure.update_yaxes(tickfont={"family": "Source Code Pro, monospace", "size": 12})
     figure.update_xaxes(range=reach, title=axis)
     figure.update_layout(annotations=[panel_title(end, column) for column, end in enumerate(ENDS, start=1)])

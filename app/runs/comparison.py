@@ -5,6 +5,7 @@ from __future__ import annotations
 from twell.analysis.compare import of_one_text
 from twell.analysis.speed.speedup import sizes
 from twell.app.ui.formatting import whole
+from twell.app.ui.query import fetch
 from twell.workbench.run.store import Run
 
 MAX_RUNS = 24  # in one figure
@@ -52,7 +53,7 @@ def _facts(run: Run, other: Run) -> dict[str, tuple[str, str]]:
     each = []
     for one in (run, other):
         device, _, threads = one.manifest.device.partition(", ")  # as a capture on processors has it
-        rows = sizes(one).get("ffn_sparse") if one.has("timings") else None
+        rows = fetch(one, sizes).get("ffn_sparse") if one.has("timings") else None
         facts = {
             "family": str(one.manifest.model.get("family") or ""),
             "number of layers": str(one.layers),

@@ -11,6 +11,8 @@ import pytest
 from twell.analysis.figures.small_multiples import _steps, small_multiples
 from twell.analysis.figures.style import log_ticks
 
+NEAR = 1e-5  # of a panel's width or height, a hundredth of a pixel
+
 
 @pytest.fixture
 def frame() -> pd.DataFrame:
@@ -45,15 +47,15 @@ def test_lines_lie_in_their_panels_at_the_ticks_of_their_values(frame: pd.DataFr
             continue
         layer, position = map(int, text.split(":"))
         left, foot = corners[layer]
-        assert 0 <= x - left <= 1
-        assert 0 <= y - foot <= 1
+        assert -NEAR <= x - left <= 1 + NEAR
+        assert -NEAR <= y - foot <= 1 + NEAR
         if position == 10:
-            assert x - left == pytest.approx(tens.copy().pop())
+            assert x - left == pytest.approx(tens.copy().pop(), abs=NEAR)
             heights.append(y - foot)
     values = 1 + np.arange(14) / 20
     wanted = np.log(values) if log_y else values
     steps = np.diff(heights) / np.diff(wanted)
-    np.testing.assert_allclose(steps, steps[0])
+    np.testing.assert_allclose(steps, steps[0], rtol=0.001)
     assert steps[0] > 0
 
 
@@ -63,14 +65,14 @@ def test_the_first_position_stands_apart_from_the_line(frame: pd.DataFrame) -> N
     assert list(dots.text) == [f"{layer}:0" for layer in range(14)]
     (line,) = [trace for trace in figure.data if trace.line.color == "#2f7ed8" and trace.text is not None]
     assert not any(text and text.endswith(":0") for text in line.text)
-    assert math.isclose(dots.x[1] - dots.x[0], line.x[6] - line.x[0])
+    assert math.isclose(dots.x[1] - dots.x[0], line.x[6] - line.x[0], abs_tol=NEAR)
 
 
 def test_a_fit_is_drawn_in_the_layers_that_have_one(frame: pd.DataFrame) -> None:
     frame["fit"] = frame["relative"].where(frame["layer"].isin([2, 5]) & ~frame["first"])
     figure = small_multiples(frame, "position", dict.fromkeys(range(14), ""), "x", "y", log=True)
     (fit,) = [trace for trace in figure.data if trace.line.dash == "dash"]
-    assert sum(x is not None for x in fit.x) == 2 * 5
+    assert np.isfinite(fit.x).sum() == 2 * 5
     (dots,) = [trace for trace in figure.data if trace.mode == "markers"]
     assert fit.line.color != dots.marker.color, "one colour, one meaning"
 
@@ -79,9 +81,9 @@ def test_without_intervals_there_are_lines_alone(frame: pd.DataFrame) -> None:
     frame[["low", "high"]] = math.nan
     figure = small_multiples(frame, "position", dict.fromkeys(range(14), ""), "x", "y", log=True)
     (line,) = [trace for trace in figure.data if trace.line.color == "#2f7ed8" and trace.text is not None]
-    assert sum(y is not None and math.isfinite(y) for y in line.y) == 14 * 5
+    assert np.isfinite(line.y).sum() == 14 * 5
     (band,) = [trace for trace in figure.data if trace.fill == "toself"]
-    assert set(band.x) == {None}
+    assert np.isnan(band.x).all()
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.02, 9.7), (0.8, 1.8), (0.0, 1.0), (3.0, 13.5), (0.9, 1.1), (0.0, 2.6)])
