@@ -17,6 +17,7 @@ import ibis
 import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from ibis import _
 
 from twell.analysis.engines.accumulate import Tables, Total
@@ -25,6 +26,7 @@ from twell.analysis.engines.layer_columns import layer_rows
 from twell.analysis.engines.open import open_engine
 from twell.analysis.summaries.derived import Scale, band_moments, correlations, moments
 from twell.analysis.summaries.documents import Documents, SplitDocuments, read_documents, split_documents
+from twell.analysis.summaries.part_rows import sorted_by
 from twell.analysis.summaries.part_sums import of_part
 from twell.analysis.summaries.rank_tables import class_step
 from twell.analysis.summaries.token_class import CLASSES, Classes, read_classes
@@ -157,9 +159,25 @@ def _finished(total: Total) -> Tables:
 
 def _sorted(tables: Tables) -> Tables:
     """Return tables sorted by key; words by how often they occur, so that a reader of frequent ones skips the rest."""
-    order = {name: [(key, "ascending") for key in SUMMARIES.tables[name].keys] for name in tables}
-    order["words"] = [("occurrences", "descending"), ("word", "ascending")]
-    return {name: table.sort_by(order[name]) for name, table in tables.items()}
+    by_count = [("occurrences", "descending"), ("word", "ascending")]
+    return {
+        name: table.sort_by(by_count) if name == "words" else _sorted_by_keys(table, SUMMARIES.tables[name].keys)
+        for name, table in tables.items()
+    }
+
+
+def _sorted_by_keys(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return a table sorted by whole numbers, bools and text: in half the time of pyarrow."""
+    order = np.arange(len(table))
+    for key in reversed(keys):
+        values = table[key].combine_chunks()
+        if pa.types.is_string(values.type):
+            encoded = values.dictionary_encode()
+            rank = np.argsort(pc.sort_indices(encoded.dictionary).to_numpy())
+            order = sorted_by(rank[encoded.indices.to_numpy()], order)
+        else:
+            order = sorted_by(values.to_numpy(zero_copy_only=False), order)
+    return table.take(pa.array(order))
 
 
 def second_reading(

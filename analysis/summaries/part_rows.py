@@ -235,17 +235,25 @@ def groups(item: NDArray, cluster: NDArray) -> tuple[NDArray, NDArray]:
     item, cluster [row]. Returns the row indices in that order, and where each group of one item and one cluster starts
     among them.
     """
-    rows, base = len(item), int(cluster.min(initial=0))
-    span = int(cluster.max(initial=0)) - base + 1
-    key = item.astype(np.int64) * span + (cluster - base)
-    if (int(item.max(initial=0)) + 1) * span * max(rows, 1) < 2**63:  # numbers are sorted faster than indices are
-        key = key * rows + np.arange(rows)
-        key.sort()
-        key, order = np.divmod(key, rows) if rows else (key, key)
-    else:
-        order = np.argsort(key, kind="stable")
-        key = key[order]
-    return order, np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
+    order = sorted_by(item, sorted_by(cluster, np.arange(len(item))))
+    begins = np.ones(len(order), bool)
+    begins[1:] = (np.diff(item[order]) != 0) | (np.diff(cluster[order]) != 0)
+    return order, np.flatnonzero(begins)
+
+
+def sorted_by(values: NDArray, order: NDArray) -> NDArray:
+    """Return row indices sorted by a whole number of each row; those that are alike stay in the order given.
+
+    Sixteen bits at a time, the lowest first: numpy sorts these by radix, in a sixth of the time of 64.
+    """
+    ahead = values[order].astype(np.int64)
+    if not (np.diff(ahead) < 0).any():  # as are the documents of text in order
+        return order
+    values = values - values.min().astype(np.int64)
+    for shift in range(0, int(values.max()).bit_length(), 16):
+        digit = (values >> shift).astype(np.uint16)  # of larger ones the lowest bits
+        order = order[np.argsort(digit[order], kind="stable")]
+    return order
 
 
 def different_sequences(sequence: NDArray, starts: NDArray, counted: NDArray) -> NDArray:

@@ -129,7 +129,8 @@ def draw(shape: Shape) -> dict[str, Any]:
         "flags": flags.astype(np.uint8),
         "loss": np.ma.masked_array(loss, mask=ends | (not shape.loss)),
     }
-    expected = loss * np.random.default_rng((shape.seed, 9)).lognormal(-0.2, 0.6, rows)  # of its own, as it came later
+    drawn = np.random.default_rng((shape.seed, 9)).lognormal(-0.2, 0.6, rows)  # of its own, as it came later
+    expected = np.minimum(loss * drawn, np.log(shape.vocab))
     columns["entropy"] = np.ma.masked_array(
         expected.astype(np.float32), mask=columns["loss"].mask | (not shape.entropy)
     )
