@@ -15,6 +15,8 @@ from twell.app.ui.query import fetch
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
+SHORT = "weights under a quarter as long as those of neurons that fire"  # as `dead_kinds` has it
+
 
 def weights_folder(run: Run) -> str:
     """Return the folder of the run's model, "" where this machine does not have it as a folder."""
@@ -35,9 +37,9 @@ def why_dead(run: Run) -> str:
 
 
 def because(gone: int, kept: int) -> str:
-    """Return in a clause how many dead neurons have lost their weights, and how many have them still; "" of none."""
+    """Return in a clause how many dead neurons have hardly any weights left, and how many have; "" of none."""
     if not gone + kept:
         return ""
     if not kept:
-        return "all have lost their weights"
-    return f"{whole(gone)} have lost their weights, {whole(kept)} have them still"
+        return f"all have {SHORT}"
+    return f"{whole(gone)} have {SHORT}, {whole(kept)} have longer ones"

@@ -139,10 +139,10 @@ def kinds_of_dead(frame: pd.DataFrame) -> str:
         return f"{NO_WEIGHTS} "
     gone, kept = int(frame["gone"].sum()), int((~frame["gone"]).sum())
     lost = (
-        f"{'All ' * (not kept)}{whole(gone)} of them have lost their weights: the rows they read and write with are "
-        "under a quarter as long as those of neurons that fire"
+        f"{'All ' * (not kept)}{whole(gone)} of them have hardly any weights left: the rows they read and write with "
+        "are under a quarter as long as those of neurons that fire"
     )
-    return f"{lost}; {whole(kept)} have them still, so another text may fire them. " if kept else f"{lost}. "
+    return f"{lost}; {whole(kept)} have longer ones, so another text may fire them. " if kept else f"{lost}. "
 
 
 def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:

@@ -86,10 +86,9 @@ def draw_speedup_by_activity(run: Run, result: QueryResult) -> None:
 def correlation_sentence(result: dict[str, Any]) -> str:
     """Return both correlations of `analysis.speedup_correlation` as a sentence."""
     return (
-        f"Correlation of speedup with nnz: Pearson {fixed(result['pearson'])} (95 % interval {fixed(result['low'])} to "
-        f"{fixed(result['high'])}), "
-        f"Spearman {fixed(result['spearman'])}; {plural(result['n'], 'layer')}, p = {number(result['p'], 2)}, "
-        f"{result['method']}."
+        f"Correlation of speedup with nnz over {plural(result['n'], 'layer')}: Pearson {fixed(result['pearson'])} "
+        f"(p = {number(result['p'], 2)}, {result['method']}; {fixed(result['low'])} to {fixed(result['high'])} with "
+        f"95 % confidence, were layers a sample), Spearman {fixed(result['spearman'])}."
     )
 
 

@@ -49,7 +49,7 @@ def test_kernels_offers_no_measurement_without_the_model(show: Show, runs: Path)
     shown = markup(show(runs, "kernels", run="made"))
     assert "not on this machine, and nothing is downloaded" in shown
     two = r"[+−]\d\.\d\d"
-    assert re.search(rf"Pearson {two} \(95{SPACE}% interval {two} to {two}\), Spearman {two};", shown)
+    assert re.search(rf"Pearson {two} \(p = \S+, .+; {two} to {two} with 95{SPACE}% .+\), Spearman {two}\.", shown)
     assert "puts the break-even at about" in shown
 
 

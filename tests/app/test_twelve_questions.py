@@ -125,7 +125,7 @@ def what_fires(visit: Visit) -> None:
             visit.sees(NOT_HERE)
     with visit.asks("what is dead and why"):
         visit.to("Neurons")
-        visit.sees("have lost their weights" if visit.has_model else NOT_HERE)
+        visit.sees("as long as those of neurons that fire" if visit.has_model else NOT_HERE)
         lead = page.locator(".tw-lead", has_text="are dead").bounding_box()
         assert lead["y"] + lead["height"] < 900, "on the first view"
     visit.page.get_by_test_id("stButtonGroup").get_by_text("Dead", exact=True).click()

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LEVELS: dict[str, list[set[str]]] = {
     "kernels": [
         {"layout", "build"},
-        {"params", "stats", "strongest"},
+        {"params", "stats", "strongest", "predictions"},
         {"backends"},
         {"dispatch", "autograd", "prepared", "whole_calls"},
         {"ops", "training"},

@@ -167,7 +167,7 @@ def unwatched_turn(loaded: LoadedModel, texts: Iterable[Batch], loss: bool) -> T
 def loss_alone() -> Iterator[None]:
     """Have forward passes compute no entropy."""
     both = forwards.loss_and_entropy
-    forwards.loss_and_entropy = lambda logits, ids: cross_entropy(logits, ids, reduction="none").expand(2, -1)
+    forwards.loss_and_entropy = lambda logits, ids: cross_entropy(logits.float(), ids, reduction="none").expand(2, -1)
     try:
         yield
     finally:

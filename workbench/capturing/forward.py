@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax, nll_loss
 
 from twell.kernels.layout import TwELL
 from twell.kernels.modules import Probe
+from twell.kernels.predictions import loss_and_entropy
 from twell.kernels.stats import Stats
 from twell.workbench.capturing.layer_sums import Sums, blocks_of, union_counts
 from twell.workbench.capturing.timing.call_times import BatchTimes
@@ -31,7 +31,6 @@ from twell.workbench.run.schema import PREFILL
 from twell.workbench.text.batches import Batch
 
 LOGITS = {"cpu": 2**22, "cuda": 2**27}  # elements of the logits computed at a time
-CHANCES = {"cpu": 2**18, "cuda": 2**22}  # elements of the probabilities: of a block that stays in the cache
 OnLayer = Callable[[int, Tensor, Stats], None]
 OnPacked = Callable[[int, TwELL], None]
 
@@ -154,21 +153,7 @@ def next_tokens(loaded: LoadedModel, hidden: Tensor, inputs: Inputs) -> Tensor:
     """Return `loss_and_entropy` of the token after each row that predicts, float32 [2, m]; hidden [n, d_model]."""
     head, ids = loaded.head, inputs.ids.long()
     step = max(1, LOGITS[hidden.device.type] // head.weight.shape[0])
-    return torch.cat(
-        [loss_and_entropy(head(hidden[rows]).float(), ids[rows + 1]) for rows in inputs.predicts.split(step)], 1
-    )
-
-
-def loss_and_entropy(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return the cross-entropy of each row's token and the entropy of the row's prediction, in nats, float32 [2, n].
-
-    logits: float32 [n, vocabulary]; ids: int64 [n]. The loss has the bits of torch's cross_entropy, which makes the
-    same logarithms; of their probabilities, one block of rows at a time is in memory.
-    """
-    logs = log_softmax(logits, 1)
-    step = max(1, CHANCES[logits.device.type] // logits.shape[1])
-    entropy = [torch.special.entr(rows.exp()).sum(1) for rows in logs.split(step)]
-    return torch.stack([nll_loss(logs, ids, reduction="none"), torch.cat(entropy)])
+    return torch.cat([loss_and_entropy(head(hidden[rows]), ids[rows + 1]) for rows in inputs.predicts.split(step)], 1)
 
 
 def gather(stats: list[Stats], sums: Sums, row_of: Tensor, predicted: Tensor | None) -> Counted:

@@ -14,7 +14,7 @@ from support.page_elements import markup
 
 from twell.analysis import by_neuron
 from twell.analysis.neurons.top_tokens import GONE, dead_kinds
-from twell.app.jobs.dead_weights import because
+from twell.app.jobs.dead_weights import SHORT, because
 from twell.app.ui.formatting import whole
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run, open_run
@@ -43,7 +43,7 @@ def test_the_dead_are_counted_by_their_weights(tiny: Run) -> None:
 
 def test_why_they_are_dead_is_on_the_first_view(show: Callable[..., AppTest], tiny: Run) -> None:
     gone, kept = dead_kinds(tiny, str(BUNDLED))
-    why = f"{whole(gone)} have lost their weights, {whole(kept)} have them still"
+    why = f"{whole(gone)} have {SHORT}, {whole(kept)} have longer ones"
     assert because(gone, kept) == why
     assert f"tokens: {why}" in markup(show(tiny.path.parent, run="tiny"))
     neurons = markup(show(tiny.path.parent, "neurons", run="tiny"))
@@ -53,8 +53,8 @@ def test_why_they_are_dead_is_on_the_first_view(show: Callable[..., AppTest], ti
 
 def test_without_the_weights_the_reason_is_said_to_be_unknown(show: Callable[..., AppTest], runs: Path) -> None:
     assert "cannot be told without the model" in markup(show(runs, "neurons", run="made"))
-    assert "have lost their weights" not in markup(show(runs, run="made"))
-    assert (because(0, 0), because(7, 0)) == ("", "all have lost their weights")
+    assert SHORT not in markup(show(runs, run="made"))
+    assert (because(0, 0), because(7, 0)) == ("", f"all have {SHORT}")
 
 
 def test_weights_that_take_too_long_are_left_to_the_list(tiny: Run, monkeypatch: pytest.MonkeyPatch) -> None:

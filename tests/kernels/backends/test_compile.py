@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from twell.kernels import build, strongest
+from twell.kernels import build, predictions, strongest
 from twell.kernels.backends import cuda, hopper_backward, hopper_libraries, selection_native, union_counts
 from twell.kernels.build import Source
 
-FOR_BOTH = tuple(each.library((8, 0)) for each in (union_counts, selection_native, strongest))
+FOR_BOTH = tuple(each.library((8, 0)) for each in (union_counts, selection_native, strongest, predictions))
 LIBRARIES = (hopper_libraries.library(), hopper_backward.library(), cuda.library(((8, 0), (9, 0))), *FOR_BOTH)
 TRAINING_RELU2 = hopper_backward.library(relu2=True)
 # of the flags for other activations: its kernel has the fewest registers free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from scipy.special import log_softmax
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from twell.workbench.capturing import forward
-from twell.workbench.capturing.forward import loss_and_entropy
+from twell.kernels import build, predictions
+from twell.kernels.predictions import by_kernel, loss_and_entropy, takes
 from twell.workbench.models.load import load
 
-DATA = Path(__file__).resolve().parents[3] / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +87,85 @@ def test_probabilities_are_held_a_block_at_a_time(monkeypatch: pytest.MonkeyPatc
     ids = torch.arange(61)
     whole = loss_and_entropy(logits, ids)
     for rows in (1, 7):
-        monkeypatch.setitem(forward.CHANCES, "cpu", rows * 513 + 5)
+        monkeypatch.setitem(predictions.CHANCES, "cpu", rows * 513 + 5)
         with Sizes() as sizes:
             torch.testing.assert_close(loss_and_entropy(logits, ids), whole, rtol=1e-6, atol=0)
         assert sizes.most["exp"] == rows * 513
         assert [name for name, most in sizes.most.items() if most >= logits.numel()] == ["_log_softmax"]
+
+
+PROGRAM = r"""
+#include <cstdio>
+#include <vector>
+#include "predictions/partial.cuh"
+using namespace twell::predictions;
+int main() {
+  for (int columns; scanf("%d", &columns) == 1;) {
+    std::vector<float> x(columns);
+    for (auto& value : x) scanf("%f", &value);
+    for (const int parts : {1, 3, columns}) {
+      std::vector<Partial> sums(parts);
+      for (int i = 0; i < columns; ++i) {
+        auto& mine = sums[i % parts];
+        if (x[i] > mine.most) mine.raise(x[i]);
+        mine.add(x[i]);
+      }
+      for (int i = 1; i < parts; ++i) sums[0].merge(sums[i]);
+      printf("%.9g %.9g ", sums[0].loss(x[columns - 2]), sums[0].entropy());
+    }
+    puts("");
+  }
+}
+"""
+
+
+def hard_logits() -> torch.Tensor:
+    """All alike; one far above the rest; far apart; some, or all but one, ruled out."""
+    drawn = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 96)).astype(np.float32))
+    logits = torch.cat([torch.full((1, 96), 7.0), drawn * 1e-3, drawn * 50, drawn * 1e4, drawn, drawn])
+    logits[1, 5] = 300
+    logits[10:13, 1::2] = -torch.inf
+    logits[13:, :-2] = -torch.inf
+    return logits
+
+
+def test_sums_of_the_kernel_wherever_it_cuts_a_row(tmp_path: Path) -> None:
+    """Its header runs on a CPU."""
+    (tmp_path / "cuda_runtime.h").write_text("#pragma once\n#define __device__\n#define __forceinline__ inline\n")
+    (tmp_path / "program.cpp").write_text(PROGRAM)
+    compiler = [
+        build.find_compiler(False),
+        "-std=c++20",
+        f"-I{tmp_path}",
+        f"-I{build.CSRC}",
+        str(tmp_path / "program.cpp"),
+    ]
+    subprocess.run([*compiler, "-o", str(tmp_path / "program")], check=True)
+    logits = hard_logits()
+    lines = "\n".join(f"{len(row)} {' '.join(map(repr, row.tolist()))}" for row in logits)
+    said = subprocess.run([str(tmp_path / "program")], input=lines, capture_output=True, text=True, check=True).stdout
+    found = np.array([line.split() for line in said.splitlines()], dtype=float).reshape(-1, 3, 2)
+    expected = np.stack(in_float64(logits, torch.full((len(logits),), 94)), axis=1)[:, None]
+    np.testing.assert_allclose(found, np.broadcast_to(expected, found.shape), rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_kernel_tells_what_torch_does(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for logits in (
+        hard_logits().clamp(max=6e4),
+        torch.randn(700, 32_000, generator=generator) * 3,
+        torch.randn(5, 8, generator=generator),
+    ):
+        logits = logits.to(dtype)
+        ids = torch.full((len(logits),), logits.shape[1] - 2)
+        assert takes(logits.cuda())
+        found = by_kernel(logits.cuda(), ids.cuda()).cpu().numpy()
+        np.testing.assert_allclose(found, np.stack(in_float64(logits.float(), ids)), rtol=2e-5, atol=1e-5)
+    broken = torch.randn(3, 64, generator=generator).to(dtype)
+    broken[1, 3] = torch.nan
+    found = by_kernel(broken.cuda(), torch.zeros(3, dtype=torch.int64).cuda()).cpu()
+    assert found[:, 1].isnan().all() and found[:, [0, 2]].isfinite().all()
+    assert not takes(torch.zeros(1, 12, dtype=dtype).cuda()) and not takes(torch.zeros(1, 16).cuda())
