@@ -9,8 +9,8 @@ do; in part where any of them holds, if only in part; and not where none does.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from twell.analysis.claims import across, activity, speed, training
@@ -59,10 +59,25 @@ def whole_claim(frame: pd.DataFrame, own: str) -> Whole:
     for each in VERDICTS:
         group = rows[rows["verdict"] == each]
         if len(group):
-            tellers = np.where((group["scope"] == own) | (each == UNTOLD), "", " (other runs)")
-            names = [words[claim] + teller for claim, teller in zip(group["claim"], tellers, strict=True)]
+            names = [words[row.claim] + _beside(row, own) for row in group.itertuples()]
             clauses.append(f"{len(names)} {_IN_WORDS[each][len(names) > 1]}: {', '.join(names)}")
-    return Whole(verdict, f"{SUBJECT}, {verdict}: of its {len(rows)} parts {'; '.join(clauses)}.")
+    sentence = f"{SUBJECT}, {verdict}: of its {len(rows)} parts {'; '.join(clauses)}."
+    return Whole(verdict, " ".join([sentence, *_why_untold(rows)]))
+
+
+def _beside(row: Any, own: str) -> str:
+    """Return what stands in brackets after a part: the run's own interval where it is one, or that others tell it."""
+    if row.verdict == UNTOLD:
+        return ""
+    if row.scope != own:
+        return " (other runs)"
+    return f" ({row.interval})" if row.interval[:1].isdigit() else ""
+
+
+def _why_untold(rows: pd.DataFrame) -> list[str]:
+    """Return, each once, why this run's own figures cannot tell a part; what a command would add is in the rows."""
+    reasons = rows.loc[rows["verdict"] == UNTOLD, "reason"]
+    return [reason for reason in dict.fromkeys(reasons) if "`" not in reason]
 
 
 def _joined(verdicts: list[str]) -> str:

@@ -78,13 +78,17 @@ def claims_html(frame: pd.DataFrame, evidence: dict[str, str], own: str = "") ->
     return "".join([*lines, "</div>"])
 
 
-def verdicts_html(tested: pd.DataFrame) -> str:
-    """Return the verdicts alone as HTML: a line a claim, with what was measured and its interval, in GROUPS' order."""
+def verdicts_html(tested: pd.DataFrame, own: str) -> str:
+    """Return the verdicts alone as HTML: a line a claim, with what was measured and its interval, in GROUPS' order.
+
+    own: the scope of the run itself; what others measured says so
+    """
     order = list(GROUPS)
     names = "".join(f"<span>{name}</span>" for name in ("claim", "verdict", "measured", "95 %"))
     lines = [f'<div class="tw-verdicts"><div class="names">{names}</div>']
     for row in sorted(tested.itertuples(), key=lambda row: order.index(row.verdict)):
-        said = [html.escape(typeset(text)) for text in (row.claim, row.verdict, row.this_run, row.interval)]
+        measured = row.this_run if row.scope == own else f"other runs: {row.this_run}"
+        said = [html.escape(typeset(text)) for text in (row.claim, row.verdict, measured, row.interval)]
         claim, verdict, measured, interval = (f'<span title="{text}">{text}</span>' for text in said)
         verdict = verdict.replace("<span", f'<span class="{KINDS.get(row.verdict, "no")}"', 1)
         lines.append(f"<div>{claim}{verdict}{measured}{interval}</div>")
@@ -115,7 +119,7 @@ def draw_page(run: Run) -> None:
     if tested.empty:
         st.info("This run can test none of them. The list below says what each claim needs.")
     else:
-        st.html(verdicts_html(tested))
+        st.html(verdicts_html(tested, own))
     evidence = fetch(run, EVIDENCE)
     for verdict, (one, several) in GROUPS.items():
         group = tested[tested["verdict"] == verdict]

@@ -59,6 +59,8 @@ def test_claims_that_other_runs_tell_name_them(show: Show, made: ModuleType, tmp
     assert (shipped != "cannot be told").sum() >= 3
     shown = markup(show(tmp_path, "findings", run="mine"))
     assert "Told by h200-28x2048-training." in shown and "can be told by other runs" in shown
+    lines = shown.split('class="tw-verdicts"')[1].split('class="tw-claims"')[0]
+    assert lines.count(">other runs: ") == ((alone["this_run"] != "") & (alone["scope"] != scope(run))).sum() > 0
     hold = alone["scope"][alone["verdict"] == "holds"]
     assert f"{len(hold)} claims hold, {(hold != scope(run)).sum()} told by other runs</h2>" in shown
 
