@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import importlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -139,11 +140,27 @@ TESTS = Path(__file__).parent
 RANK = {TESTS / file: (row, at) for row, files in enumerate(LONGEST) for at, file in enumerate(files)}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests by file: the longest files first, the others as they were collected."""
+@pytest.hookimpl(trylast=True)  # after tests were chosen by name and mark
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the tests by file: the longest files first, the others as they were collected. Without a GPU, leave one
+    case of each test that needs one, which says so."""
     assert all(path.exists() for path in RANK), "a file of LONGEST has moved"
     assert len(RANK) == sum(map(len, LONGEST)), "a file stands in LONGEST twice"
     items.sort(key=lambda item: RANK.get(item.path, (len(LONGEST), 0)))
+    if further := further_cases(items):
+        items[:] = [item for item in items if item not in further]
+        config.hook.pytest_deselected(items=list(further))
+
+
+def further_cases(items: list[pytest.Item]) -> dict[pytest.Item, None]:
+    """Return all cases but the first of each test that needs a GPU, where there is none; no case where there is one."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    if not cases or importlib.import_module("torch").cuda.is_available():
+        return {}
+    return dict.fromkeys(case for of_test in cases.values() for case in of_test[1:])
 
 
 def pytest_collection_finish() -> None:
