@@ -1,7 +1,7 @@
 """Twelve questions that a user brings, each answered from any page in at most three clicks, in a real browser.
 
-On the demo run, on a recorded one whose model is not on this machine, and on one that is being recorded: every other
-question is asked in a window of 800 px in the dark. A click is one of the mouse, or one text with Enter. Printed with
+On the demo run, on a recorded one whose model is not on this machine, and on one that is being recorded. Half of the
+questions are asked in a window of 800 px in the dark, the other half on the recorded run. A click is one of the mouse, or one text with Enter. Printed with
 `-s`: how many each answer took, and the seconds from the first click to the answer.
 """
 
@@ -33,7 +33,7 @@ from twell.workbench.run.manifest import RECORDING
 from twell.workbench.run.store import Run, open_run
 
 MOST_CLICKS = 3
-LOOKS = ((1440, "light"), (800, "dark"))
+LOOKS = ((1440, "light"), (800, "dark"))  # of the first six questions, and of the others
 ENOUGH = 12_000  # tokens of a run that is being recorded, before the first question
 NOT_HERE = "not on this machine"  # what is said where only the model could answer
 PART_SECONDS, REST_SECONDS = 2, 15  # of that run: a part, then a rest
@@ -44,9 +44,9 @@ LOST = 10_000  # ms without another address after a click: a visitor clicks agai
 class Visit:
     """A visitor of a run, who begins on its front page, goes on from wherever an answer stands, and counts clicks."""
 
-    def __init__(self, watched: Any, run: Run, has_model: bool = True) -> None:
+    def __init__(self, watched: Any, run: Run, has_model: bool = True, looks: Any = LOOKS) -> None:
         self.watched, self.page = watched, watched.page
-        self.run, self.has_model = run, has_model
+        self.run, self.has_model, self.looks = run, has_model, looks
         self.page.set_default_timeout(LONG)
         self.clicks, self.began = 0, 0.0
         self.took: dict[str, tuple[int, float]] = {}
@@ -82,7 +82,7 @@ class Visit:
     @contextmanager
     def asks(self, question: str, on_front_page: bool = False) -> Iterator[None]:
         """Count the clicks of an answer, from the front page or from where the last one was found."""
-        width, theme = LOOKS[len(self.took) % 2]
+        width, theme = self.looks[len(self.took) // 6]
         self.page.set_viewport_size({"width": width, "height": 900})
         self.page.emulate_media(color_scheme=theme)
         if not self.took:
@@ -209,7 +209,7 @@ def test_on_the_demo(growing_page: Watched, runs: Path) -> None:
 def test_on_a_recorded_run(growing_page: Watched) -> None:
     """Whose model is not here: what its weights alone would tell is said to be missing."""
     recorded = open_run(Path(str(resources.files("twell.data"))) / "recorded" / "h200-8x2048-text")
-    ask_all(Visit(growing_page, recorded, has_model=False))
+    ask_all(Visit(growing_page, recorded, has_model=False, looks=LOOKS[::-1]))
 
 
 CAPTURE = f"""
