@@ -57,7 +57,7 @@ def _prepared_once() -> None:
     """Let Streamlit scan the installed packages for components, 0.2 s, and compile pages once, not for each AppTest."""
     manifest_scanner.scan_component_manifests = functools.cache(manifest_scanner.scan_component_manifests)
     app_test.ScriptCache = local_script_runner.ScriptCache = functools.cache(ScriptCache)
-    # plotly takes the name of each property apart, letter by letter, each time one is set: a tenth of drawing a page
+    # plotly takes the name of each property apart, letter by letter, each time one is set: 3 % of the tests of pages
     basedatatypes._str_to_dict_path_full = functools.cache(basedatatypes._str_to_dict_path_full)
 
 

@@ -1,8 +1,8 @@
 """Twelve questions that a user brings, each answered from any page in at most three clicks, in a real browser.
 
 On the demo run, on a recorded one whose model is not on this machine, and on one that is being recorded. Half of the
-questions are asked in a window of 800 px in the dark, the other half on the recorded run. A click is one of the mouse, or one text with Enter. Printed with
-`-s`: how many each answer took, and the seconds from the first click to the answer.
+questions are asked in a window of 800 px in the dark, the other half on the recorded run. A click is one of the mouse,
+or one text with Enter. Printed with `-s`: how many each answer took, and the seconds from first click to the answer.
 """
 
 from __future__ import annotations
