@@ -67,7 +67,9 @@ def _reasons(run: Run, frame: pd.DataFrame) -> list[str]:
     reasons = []
     for fired, different in zip(nnz, union, strict=True):
         if fired > FAR * usual:
-            reasons.append(f"it fires {fired:,.0f} neurons a token, {fired / usual:.1f} times the median layer")
+            reasons.append(
+                f"it fires {fired:,.0f} neurons a token in timed batches, {fired / usual:.1f} times the median layer"
+            )
         elif different > FAR * usual_union:
             more = f"{different / usual_union:.1f} times the median layer"
             reasons.append(f"{BLOCK} of its tokens fire {different:,.0f} different neurons, {more}")
@@ -92,5 +94,5 @@ def worth_speeding_up(table: pd.DataFrame) -> str:
         f"{most_to_gain(table)} All layers together could gain {left:.3g} ms "
         f"({100 * left / table.attrs['sparse_ms']:.2g} %)"
     )
-    more = f"; attention takes {attention:.3g} ms, more than all of it" if attention > left else ""
+    more = f"; attention takes {attention:.3g} ms, more than they could gain" if attention > left else ""
     return f"{sentence}{more}."

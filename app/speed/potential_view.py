@@ -37,10 +37,10 @@ def draw_potential(run: Run) -> None:
     lower = "Grey: what it saves over dense" + ("; red: lost to dense." if (table["saved_ms"] < 0).any() else ".")
     shared = f" The last bar is the mean of {len(table) - MOST + 1} layers." if len(table) > MOST else ""
     caption = (
-        "Blue: what a layer could still save if all of its sparse FFN but the gate product, which nothing spares it, "
-        f"were free; at the right in ms and of the sparse pass. {lower} What no layer's sparse FFN changes is left "
-        f"out: {number(unchanged)} of the {number(whole)} ms that a sparse pass over {plural(rows, 'row')} takes "
-        f"({number(table.attrs['dense_ms'])} dense).{shared}"
+        "Blue: what a layer could still save if its sparse FFN took no time beside the gate product, which has to run "
+        f"in any case; at the right in ms and as a share of the sparse pass. {lower} Not drawn: the rest of the pass, "
+        f"{number(unchanged)} of {number(whole)} ms over {plural(rows, 'row')} ({number(table.attrs['dense_ms'])} "
+        f"dense).{shared}"
     )
     widgets.heading("Which layer is worth speeding up?", caption, result)
     widgets.draw(

@@ -51,7 +51,7 @@ def test_what_is_left_in_each_layer(timed: Run) -> None:
     np.testing.assert_allclose(table["left_share"], table["left_ms"] / 6.0)
     text = worth_speeding_up(table)
     assert text.startswith("Layer 3 has most to gain: 0.38 ms, 6.3 % of the pass, because it fires 60 neurons a token")
-    assert text.endswith("attention takes 9 ms, more than all of it.")
+    assert text.endswith("attention takes 9 ms, more than they could gain.")
 
 
 def test_the_layer_with_most_to_gain_stands_first(timed: Run) -> None:
