@@ -20,7 +20,7 @@ from twell.workbench.run.schema import DECODE, FLAG_FIRST, FLAG_NOT_FINITE, FLAG
 MIN_OPACITY, MAX_OPACITY = 0.02, 0.72  # of the ends of the scale
 BAR_LENGTH = 16  # strokes in a full bar
 BARS = ["━" * (halves // 2) + "╸" * (halves % 2) for halves in range(2 * BAR_LENGTH + 1)]
-UNMARKED = "Choose a token for the neurons\nthat it fires. Point at it for\nits nnz in each layer, its\npercentile and surprisal."
+UNMARKED = "Choose a token for the neurons\nthat it fires. Point at it for\nits nnz in each layer."
 REASONS = {FLAG_SPECIAL: "special", FLAG_FIRST: "first in sequence", FLAG_NOT_FINITE: "not finite"}  # by flag
 
 
