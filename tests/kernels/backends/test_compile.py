@@ -114,7 +114,7 @@ def test_what_is_remembered_is_of_the_same_text(tmp_path: Path) -> None:
 
 def test_every_source_is_in_a_library() -> None:
     listed = {build.CSRC / source.path for source in (*SOURCES, *selection_native.CPU.sources)}
-    folders = ("hopper", "cuda", "unions", "selection")
+    folders = ("hopper", "cuda", "unions", "selection", "strongest", "predictions")
     assert listed == {
         path for name in folders for end in ("cu", "cpp") for path in build.CSRC.glob(f"{name}/**/*.{end}")
     }
