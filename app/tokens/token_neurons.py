@@ -94,13 +94,13 @@ def neurons_html(frame: pd.DataFrame) -> str:
     return "".join([*lines, "</div>"])
 
 
-def neurons_caption(frame: pd.DataFrame, noun: str = "token") -> str:
-    """Return how many neurons `neurons_of` has, as two sentences. noun: what they have an example at"""
+def neurons_caption(frame: pd.DataFrame) -> str:
+    """Return how many neurons `neurons_of` has, as two sentences."""
     majority = int((frame["top_here"] * 2 > frame["top_examples"]).sum())
     limit = f" (first {SHOWN} shown)" if len(frame) > SHOWN else ""
     verb = "has" if majority == 1 else "have"
     return (
-        f"{plural(len(frame), 'neuron')} with an example at this {noun}{limit}; {majority or 'none'} of them {verb} "
+        f"{plural(len(frame), 'neuron')}{limit}; {majority or 'none'} of them {verb} "
         "more than half of their largest values here. Choose one to see all its examples, or a place in the text below "
         "for all that it fires there."
     )

@@ -143,7 +143,7 @@ def draw_neurons(run: Run, noun: str, find: Callable[..., pd.DataFrame], **of: A
     """Draw the neurons with examples at a token or a word. noun: which of them; find: finds them; of: its arguments"""
     result = query(run, find, **of)
     frame = result.frame  # before the heading, which is left out with it
-    widgets.heading(f"Neurons of this {noun}", neurons_caption(frame, noun), result)
+    widgets.heading(f"Neurons with an example at this {noun}", neurons_caption(frame), result)
     st.html(neurons_html(frame))
 
 
@@ -162,4 +162,4 @@ def draw_its_neurons(run: Run, places: pd.DataFrame, names: list[str]) -> None:
         f"{row.sequence}:{row.position} {token_html(name)} →</a>"
         for row, name in zip(places.itertuples(), names, strict=True)
     ]
-    st.html(f'<p class="tw-said">Which neurons does it fire? In the text, at {" ".join(links)}</p>')
+    st.html(f'<p class="tw-said">Which neurons does it fire? See them at {" ".join(links)}</p>')

@@ -214,4 +214,4 @@ def test_without_examples_a_tokens_page_says_what_it_leaves_out(show: Show, runs
     assert (
         "Left out, as this summary of a run does not keep what they need: neurons of this token; in the text." in shown
     )
-    assert not test.info and "Neurons of this token" not in shown, "no box under a heading"
+    assert not test.info and "Neurons with an example" not in shown, "no box under a heading"
