@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from twell.analysis.checks.rows import Sums, part_fault, run_faults
+from twell.analysis.checks.rows import ReadSums, part_fault, run_faults
 from twell.analysis.checks.summaries import summary_faults
 from twell.workbench.errors import UserError
 from twell.workbench.options import CheckOptions
@@ -47,7 +47,7 @@ def _check_run(run: Run) -> list[str]:
     bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*bars, console=console, transient=True, disable=not console.is_terminal) as progress:
         files = progress.add_task(f"checking {run.name}: files", total=len(parts))
-        sums = Sums.zero(run.layers)
+        sums = ReadSums.zero(run.layers)
         for part in parts:
             clause = part_fault(run, part, sums)
             faults.setdefault(part.table, []).extend([f"{part.file} {clause}."] if clause else [])
@@ -68,7 +68,7 @@ def _check_run(run: Run) -> list[str]:
     return problems
 
 
-def _between(run: Run, sums: Sums, faults: dict[str, list[str]], tick: Callable[[int], None]) -> Iterator[str]:
+def _between(run: Run, sums: ReadSums, faults: dict[str, list[str]], tick: Callable[[int], None]) -> Iterator[str]:
     """Yield a sentence for each fault between tables, and of the summaries; none where a part is damaged."""
     if any(faults.values()):
         return

@@ -26,7 +26,7 @@ from twell.workbench.run.store import Run
 
 
 @dataclass
-class Sums:
+class ReadSums:
     """Sums over the whole parts that were read. nnz, fires, value_fires, tile_fires: [layer]; tokens, tile_tokens:
     unflagged ones; lengths: tokens by sequence."""
 
@@ -41,12 +41,12 @@ class Sums:
     stated: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def zero(cls, layers: int) -> Sums:
+    def zero(cls, layers: int) -> ReadSums:
         """Return sums over nothing."""
         return cls(*np.zeros((5, layers), np.int64))
 
 
-def part_fault(run: Run, part: Part, sums: Sums) -> str:
+def part_fault(run: Run, part: Part, sums: ReadSums) -> str:
     """Return what is wrong with a part, as a clause; "" if it is whole, and then its rows are added to the sums."""
     path, sizes = run.path / part.file, Sizes.of(run.manifest)
     try:
@@ -70,7 +70,7 @@ def part_fault(run: Run, part: Part, sums: Sums) -> str:
     return next(_value_faults(part.table, rows, sizes), "") or CHECKS.get(part.table, _nothing)(rows, sums)
 
 
-def run_faults(run: Run, sums: Sums) -> Iterator[str]:
+def run_faults(run: Run, sums: ReadSums) -> Iterator[str]:
     """Yield a sentence for each two tables that do not agree. All parts are whole."""
     if run.has("activity") and run.has("sequences") and sums.lengths != sums.stated:
         yield f"The sequences of {run.path} are not those that its activity table holds."
@@ -105,11 +105,11 @@ def _value_faults(table: str, rows: pa.Table, sizes: Sizes) -> Iterator[str]:
                 yield f"has {value} in {name}, where {limits[0]:,} to {limits[1]:,} can be"
 
 
-def _nothing(rows: pa.Table, sums: Sums) -> str:
+def _nothing(rows: pa.Table, sums: ReadSums) -> str:
     return ""
 
 
-def _activity(rows: pa.Table, sums: Sums) -> str:
+def _activity(rows: pa.Table, sums: ReadSums) -> str:
     sequence, position = (rows[name].to_numpy().astype(np.int64) for name in ("sequence", "position"))
     key = np.sort(sequence * 2**32 + position)
     if (np.diff(key) == 0).any():
@@ -136,7 +136,7 @@ def _activity(rows: pa.Table, sums: Sums) -> str:
     return ""
 
 
-def _sequences(rows: pa.Table, sums: Sums) -> str:
+def _sequences(rows: pa.Table, sums: ReadSums) -> str:
     numbers = rows["sequence"].to_pylist()
     if len(set(numbers)) < len(numbers) or sums.stated.keys() & set(numbers):
         return "has a sequence twice"
@@ -144,7 +144,7 @@ def _sequences(rows: pa.Table, sums: Sums) -> str:
     return ""
 
 
-def _neurons(rows: pa.Table, sums: Sums) -> str:
+def _neurons(rows: pa.Table, sums: ReadSums) -> str:
     layer, neuron, fires = (rows[name].to_numpy() for name in ("layer", "neuron", "fires"))
     if len(np.unique(layer.astype(np.int64) * 2**32 + neuron)) < len(rows):
         return "has a neuron twice"
@@ -156,7 +156,7 @@ def _neurons(rows: pa.Table, sums: Sums) -> str:
     return ""
 
 
-def _value_bins(rows: pa.Table, sums: Sums) -> str:
+def _value_bins(rows: pa.Table, sums: ReadSums) -> str:
     layer, neuron, one, fires = (rows[name].to_numpy().astype(np.int64) for name in ("layer", "neuron", "bin", "fires"))
     if len(np.unique((layer * 2**32 + neuron) * VALUE_BINS + one)) < len(rows):
         return "has a bin of a neuron twice"
@@ -166,7 +166,7 @@ def _value_bins(rows: pa.Table, sums: Sums) -> str:
     return ""
 
 
-def _tiles(rows: pa.Table, sums: Sums) -> str:
+def _tiles(rows: pa.Table, sums: ReadSums) -> str:
     layer, tile, occupancy, pairs, tokens = (rows[name].to_numpy() for name in rows.schema.names[:5])
     least = tile == tile.min(initial=2**31 - 1)  # of several sizes, each counts all firings
     np.add.at(sums.tile_fires, layer[least], (occupancy.astype(np.int64) * pairs)[least])
@@ -174,7 +174,7 @@ def _tiles(rows: pa.Table, sums: Sums) -> str:
     return ""
 
 
-CHECKS: dict[str, Callable[[pa.Table, Sums], str]] = {
+CHECKS: dict[str, Callable[[pa.Table, ReadSums], str]] = {
     "activity": _activity,
     "sequences": _sequences,
     "neurons": _neurons,

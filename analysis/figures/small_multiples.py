@@ -25,7 +25,7 @@ Ticks = dict[float, str]
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """Values from `low` to `high` as 0 to 1, linear or logarithmic, and those that are named."""
 
     low: float
@@ -89,28 +89,28 @@ def small_multiples(
     return figure
 
 
-def _x_scale(frame: pd.DataFrame, x: str, log: bool) -> Scale:
+def _x_scale(frame: pd.DataFrame, x: str, log: bool) -> AxisScale:
     """Return the scale of x, from the least to the greatest value; a logarithmic one starts at 1, with room for the
     first position at its left."""
     high = float(frame[x].max())
     if not log:
         low = float(frame[x].min())
-        return Scale(low, max(high, low + 1e-9), False, _steps(low, high))
+        return AxisScale(low, max(high, low + 1e-9), False, _steps(low, high))
     powers = {10.0**k: whole(10.0**k) for k in range(math.ceil(math.log10(max(high, 2))))}
     if not frame["first"].any():
-        return Scale(0.85, high * 1.2, True, powers)
-    return Scale(ZERO * 0.7, high * 1.2, True, {ZERO: "0"} | powers)
+        return AxisScale(0.85, high * 1.2, True, powers)
+    return AxisScale(ZERO * 0.7, high * 1.2, True, {ZERO: "0"} | powers)
 
 
-def _y_scale(frame: pd.DataFrame, log: bool) -> Scale:
+def _y_scale(frame: pd.DataFrame, log: bool) -> AxisScale:
     """Return the scale of y, which covers all intervals, all values without an interval, and 1."""
     low = min(float(frame["low"].fillna(frame["relative"]).min()), 0.9)
     high = max(float(frame["high"].fillna(frame["relative"]).max()), 1.1)
     if log:
         low = max(low, float(frame.loc[frame["relative"] > 0, "relative"].min()) / 2)
-        return Scale(low / 1.1, high * 1.1, True, {r: f"{r:g}" for r in RATIOS if low / 1.1 <= r <= high * 1.1})
+        return AxisScale(low / 1.1, high * 1.1, True, {r: f"{r:g}" for r in RATIOS if low / 1.1 <= r <= high * 1.1})
     margin = 0.08 * (high - low)
-    return Scale(max(0.0, low - margin), high + margin, False, _steps(low, high))
+    return AxisScale(max(0.0, low - margin), high + margin, False, _steps(low, high))
 
 
 def _steps(low: float, high: float) -> Ticks:
@@ -135,7 +135,7 @@ def _lines(pieces: Iterable[tuple[Sequence[float], Sequence[float]]], **look: An
     return {"type": "scatter", "x": xs, "y": ys, "mode": "lines", "hoverinfo": "skip", **look}
 
 
-def _frames(corners: dict[int, tuple[float, float]], across: Scale, up: Scale) -> list[dict[str, Any]]:
+def _frames(corners: dict[int, tuple[float, float]], across: AxisScale, up: AxisScale) -> list[dict[str, Any]]:
     """Return the traces of each panel's grid and of the line at its layer's mean."""
     xs, ys = across.to_unit(list(across.ticks)), up.to_unit(list(up.ticks))
     grid = [((x + tick, x + tick), (y, y + 1)) for x, y in corners.values() for tick in xs]
@@ -173,7 +173,7 @@ def _firsts(points: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _names(
-    corners: dict[int, tuple[float, float]], titles: dict[int, str], across: Scale, up: Scale, columns: int
+    corners: dict[int, tuple[float, float]], titles: dict[int, str], across: AxisScale, up: AxisScale, columns: int
 ) -> list[dict[str, Any]]:
     """Return annotations: the panels' titles, ticks of y beside each row's first panel, and of x under each column's
     last one."""

@@ -24,7 +24,7 @@ from twell.analysis.engines.accumulate import Tables, Total
 from twell.analysis.engines.base import Engine
 from twell.analysis.engines.layer_columns import layer_rows
 from twell.analysis.engines.open import open_engine
-from twell.analysis.summaries.derived import Scale, band_moments, correlations, moments
+from twell.analysis.summaries.derived import ZScale, band_moments, correlations, moments
 from twell.analysis.summaries.documents import Documents, SplitDocuments, read_documents, split_documents
 from twell.analysis.summaries.part_rows import sorted_by
 from twell.analysis.summaries.part_sums import of_part
@@ -202,7 +202,7 @@ def second_reading(
     function = partial(
         scores_of_part,
         counts=nnz_columns(run.layers),
-        scale=Scale.of((mean, sd), band_moments(means["positions"], mean, sd)),
+        scale=ZScale.of((mean, sd), band_moments(means["positions"], mean, sd)),
         spelling=spelling,
         documents=documents,
         classes=classes,

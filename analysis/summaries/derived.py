@@ -202,7 +202,7 @@ def drawn_interval(estimate: NDArray, without: NDArray, degrees: float) -> tuple
 
 
 @dataclass(frozen=True)
-class Scale:
+class ZScale:
     """The weights of z: Σ weight·nnz - level is z of a token.
 
     weight [layer], level: from the whole run's moments; band_weight [band, layer], band_level [band]: from the moments
@@ -215,7 +215,7 @@ class Scale:
     band_level: NDArray
 
     @classmethod
-    def of(cls, run_moments: Pair, band_moments: Pair) -> Scale:
+    def of(cls, run_moments: Pair, band_moments: Pair) -> ZScale:
         """Make a scale from mean and sd of the run's unflagged tokens [layer], and those at each band [band, layer].
 
         z is the mean over layers of (nnz - mean) / sd; layers without spread are left out.

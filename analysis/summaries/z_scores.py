@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from twell.analysis.statistics import band, distinct
-from twell.analysis.summaries.derived import Scale
+from twell.analysis.summaries.derived import ZScale
 from twell.analysis.summaries.documents import REPLICATES, Documents, SplitDocuments
 from twell.analysis.summaries.part_rows import Rows, different_sequences, grouped, groups, pieces
 from twell.analysis.summaries.token_class import CLASSES, Classes
@@ -118,7 +118,7 @@ class TokenMeans:
 def scores_of_part(
     path: Path,
     counts: Sequence[str],
-    scale: Scale,
+    scale: ZScale,
     spelling: Spelling | None,
     documents: Documents,
     classes: Classes,
@@ -142,7 +142,7 @@ def scores_of_part(
     return pa.concat_tables(tables, promote_options="default")
 
 
-def _scored(rows: Rows, scale: Scale) -> tuple[NDArray, NDArray, NDArray]:
+def _scored(rows: Rows, scale: ZScale) -> tuple[NDArray, NDArray, NDArray]:
     """Return z, z_position and nnz over layers of each row."""
     z, z_position, nnz = np.empty((3, len(rows)))
     both = np.stack([scale.weight, np.ones(len(scale.weight))], axis=1)

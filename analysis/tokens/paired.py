@@ -16,7 +16,7 @@ from scipy.sparse import csr_array, diags_array
 
 from twell.analysis.activity.layers import layer_moments
 from twell.analysis.statistics import effective, pooled_variance
-from twell.analysis.summaries.derived import Scale
+from twell.analysis.summaries.derived import ZScale
 from twell.analysis.summaries.documents import Documents, read_documents
 from twell.analysis.summaries.part_rows import READ
 from twell.analysis.summaries.read import open_summaries
@@ -71,7 +71,7 @@ def paired_errors(first: Run, run: Run) -> pd.DataFrame:
 def _by_document(run: Run, documents: Documents) -> tuple[csr_array, csr_array]:
     """Return how often unflagged tokens occur in each document, and the sums of their z there [token, document]."""
     moments, names = layer_moments(open_summaries(run, scored=True)), nnz_columns(run.layers)
-    scale = Scale.of(moments, moments)
+    scale = ZScale.of(moments, moments)
     pieces = []
     for path in run.parts("activity"):
         for batch in open_part(path).iter_batches(READ, columns=["sequence", "token_id", "flags", *names]):

@@ -30,7 +30,7 @@ from twell.kernels.dispatch import KERNELS
 from twell.kernels.layout import COMPRESSIONS, Layout
 from twell.workbench.bench.cases import Case, cases, numbers
 from twell.workbench.bench.options import BenchOptions
-from twell.workbench.bench.screen import Page
+from twell.workbench.bench.screen import Screen
 from twell.workbench.bench.table import Sheet, commit, figures, rows_of
 from twell.workbench.bench.training import run_training_case
 from twell.workbench.doctor import device_name
@@ -65,16 +65,16 @@ def bench(options: BenchOptions) -> list[dict[str, Any]]:
     title = f"{common['name']}, {about['d_model']} × {about['d_ff']}, {dtype}, on {name}; medians of turns side by side"
     rows: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
-    with Page(title, len(listed), device.type == "cuda", Console()) as page:
+    with Screen(title, len(listed), device.type == "cuda", Console()) as screen:
         for case in listed:
-            page.begin(case)
+            screen.begin(case)
             gauged = gauge if options.energy else None
             case_rows, result, metrics = _run(case, requested, about, gauged)
             sheet.add(case_rows)
             rows += case_rows
             refused |= result.left_out
-            page.show(case, result, metrics)
-        page.close()
+            screen.show(case, result, metrics)
+        screen.close()
     if sheet.out is not None:
         print(f"{sheet.out}: {len(rows):,} figures of {len(listed)} cases")
     if options.kernel and not {row["kernel"] for row in rows} & set(options.kernel):

@@ -42,7 +42,7 @@ METRICS = {"error": "error_mean", "largest": "error_max", "TFLOP/s": "tflops", "
 Figures = dict[str, float]  # of one operation, by metric
 
 
-class Page:
+class Screen:
     """Prints a bench, as a context manager: `begin` and `show` for each case, `close` after the last one.
 
     The blocks of the cases come last, also those of a bench that was stopped.
@@ -71,7 +71,7 @@ class Page:
         self._total = total
         console.print(title, highlight=False)
 
-    def __enter__(self) -> Page:
+    def __enter__(self) -> Screen:
         self._progress.start()
         return self
 

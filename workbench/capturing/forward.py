@@ -24,7 +24,7 @@ from twell.kernels.layout import TwELL
 from twell.kernels.modules import Probe
 from twell.kernels.predictions import loss_and_entropy
 from twell.kernels.stats import Stats
-from twell.workbench.capturing.layer_sums import Sums, blocks_of, union_counts
+from twell.workbench.capturing.layer_sums import LayerSums, blocks_of, union_counts
 from twell.workbench.capturing.timing.call_times import BatchTimes
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.run.schema import PREFILL
@@ -48,7 +48,7 @@ class Counted:
     nnz: Tensor
     finite: Tensor
     loss: Tensor | None
-    sums: Sums
+    sums: LayerSums
     done: torch.cuda.Event | None
     used: Tensor | None = None
     entropy: Tensor | None = None
@@ -133,7 +133,7 @@ def forward(
         with loaded.probing(counting_probe(loaded, probes, collect, on_packed is not None, **about)):
             hidden = loaded.body(input_ids=inputs.ids.view(-1, inputs.longest), use_cache=False).last_hidden_state
         predicted = next_tokens(loaded, hidden.flatten(0, 1), inputs) if loss else None
-    return gather(stats, Sums.stack(stats, unions), inputs.row_of, predicted)
+    return gather(stats, LayerSums.stack(stats, unions), inputs.row_of, predicted)
 
 
 def counting_probe(loaded: LoadedModel, probes: str, on_stats: OnLayer, packed: bool, **about: Any) -> Probe:
@@ -156,7 +156,7 @@ def next_tokens(loaded: LoadedModel, hidden: Tensor, inputs: Inputs) -> Tensor:
     return torch.cat([loss_and_entropy(head(hidden[rows]), ids[rows + 1]) for rows in inputs.predicts.split(step)], 1)
 
 
-def gather(stats: list[Stats], sums: Sums, row_of: Tensor, predicted: Tensor | None) -> Counted:
+def gather(stats: list[Stats], sums: LayerSums, row_of: Tensor, predicted: Tensor | None) -> Counted:
     """Stack the counts of all layers on the device, keep the real tokens, and start their copy to the host.
 
     row_of: int32 [tokens], the row of each real token; predicted: as `next_tokens` returns it

@@ -29,7 +29,7 @@ from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
 from twell.workbench.capturing.firings import BatchFirings, FiringCollector
 from twell.workbench.capturing.forward import Counted, Inputs, counting_probe, gather, next_tokens
-from twell.workbench.capturing.layer_sums import Sums, union_counts
+from twell.workbench.capturing.layer_sums import LayerSums, union_counts
 from twell.workbench.capturing.timing.call_times import BatchTimes
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.run.schema import DECODE, PREFILL
@@ -221,7 +221,7 @@ class Passes:
         if loss:
             hidden = torch.cat([one.hidden for one in passes if one.hidden is not None], 1).flatten(0, 1)
             predicted = next_tokens(self.loaded, hidden, inputs)
-        return batch, gather(stats, Sums.stack(stats, unions), inputs.row_of, predicted), firings
+        return batch, gather(stats, LayerSums.stack(stats, unions), inputs.row_of, predicted), firings
 
     def _order(self, passes: list[Pass]) -> Tensor:
         """Return int64 [rows of the batch]: each row's index among the rows of all passes, one pass after the other."""

@@ -30,7 +30,7 @@ BLOCKS = (16, 64, 128)  # tokens of a block: the first is scattered, each other 
 
 
 @dataclass
-class Sums:
+class LayerSums:
     """Sums of all layers over unflagged tokens; None for what the probes did not count.
 
     neurons: fields [layers, d_ff]; tiles: pairs and rows int64 [layers, tile + 1]
@@ -44,7 +44,7 @@ class Sums:
     values: Tensor | None = None
 
     @classmethod
-    def stack(cls, layers: list[Stats], unions: list[Tensor]) -> Sums:
+    def stack(cls, layers: list[Stats], unions: list[Tensor]) -> LayerSums:
         """Stack the sums of a forward pass. layers, unions: one entry for each layer, in order."""
 
         neurons = [layer.neurons for layer in layers if layer.neurons is not None]
@@ -55,7 +55,7 @@ class Sums:
             torch.stack(unions) if unions else None,
         )
 
-    def merge(self, other: Sums) -> None:
+    def merge(self, other: LayerSums) -> None:
         """Add the sums of other tokens in place; they have the same fields."""
         if self.neurons is not None and other.neurons is not None:
             self.neurons.merge(other.neurons)
@@ -90,7 +90,7 @@ class Sums:
 
 
 def _value_bins(values: Tensor) -> dict[str, Any]:
-    """Return the columns of `value_bins`. values: as in Sums"""
+    """Return the columns of `value_bins`. values: as in LayerSums"""
     fires = values.cpu().numpy()
     layer, neuron, one = np.nonzero(fires)
     return {"layer": layer, "neuron": neuron, "bin": one, "fires": fires[layer, neuron, one]}

@@ -23,7 +23,7 @@ from twell.workbench.capturing.batch_size import smaller_batches
 from twell.workbench.capturing.firings import BatchFirings, FiringCollector
 from twell.workbench.capturing.forward import Counted, Inputs, forward
 from twell.workbench.capturing.generate import GenerationConfig, generate
-from twell.workbench.capturing.layer_sums import Sums
+from twell.workbench.capturing.layer_sums import LayerSums
 from twell.workbench.capturing.progress import nnz_sum
 from twell.workbench.capturing.timing.call_times import BatchTimes
 from twell.workbench.capturing.timing.timings import Timings
@@ -70,7 +70,7 @@ class Recorder:
         self._window: list[Batch] = []  # batches of the open window whose counts have arrived
         self._in_order = InOrder()
         self._fired: list[pa.Table] = []
-        self._sums: Sums | None = None
+        self._sums: LayerSums | None = None
         self._nnz_sum = self._unflagged = self.fresh_tokens = 0
         self._loss_sum, self._loss_tokens = manifest.loss_sum, manifest.loss_tokens
         run = Run(writer.folder, manifest)

@@ -19,7 +19,7 @@ from torch import Tensor
 from twell.workbench.capturing.examples import lists
 from twell.workbench.capturing.firings import draw
 from twell.workbench.capturing.forward import Counted
-from twell.workbench.capturing.layer_sums import Sums
+from twell.workbench.capturing.layer_sums import LayerSums
 from twell.workbench.run.schema import nnz_type
 from twell.workbench.text.batches import Batch
 from twell.workbench.text.sequences import Sequence
@@ -116,7 +116,7 @@ class Group:
         }
         self.over: Tensor | None = None  # bool [rows]: sequences that ended within `generate`
         self.reads: list[Read] = []
-        self.sums: Sums | None = None
+        self.sums: LayerSums | None = None
         self.ahead: Ahead | None = None  # what the last call predicts, where losses are asked for
         self.closed = False
         self.waits = False  # whether it is among those whose rows are to be handed on
@@ -126,7 +126,7 @@ class Group:
         """Rows that wait to be written, padding included."""
         return sum(read.ids.numel() for read in self.reads)
 
-    def add(self, read: Read, sums: Sums | None) -> None:
+    def add(self, read: Read, sums: LayerSums | None) -> None:
         """Add a forward pass, and its sums."""
         self.reads.append(read)
         if sums is not None:
@@ -243,7 +243,7 @@ class _Tokens:
             sequence[order].astype(np.int32), column[order], ids[order].astype(np.int32), phase[order], row[order]
         )
 
-    def counted(self, reads: list[Read], sums: Sums | None) -> Counted:
+    def counted(self, reads: list[Read], sums: LayerSums | None) -> Counted:
         """Return the counts of these tokens."""
         index = torch.from_numpy(self.row)
         nnz = torch.cat([read.counted.nnz for read in reads], 1)[:, index]
@@ -254,7 +254,7 @@ class _Tokens:
             loss = torch.cat([read.losses() for read in reads])[index[:-1]][
                 torch.from_numpy(self.sequence[1:] == self.sequence[:-1])
             ]
-        sums = sums or Sums(None, None, None)
+        sums = sums or LayerSums(None, None, None)
         return Counted(nnz, finite, loss, sums, None, torch.cat(used, 1)[:, index] if used else None)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
 from twell.workbench.capturing.forward import counting_probe, gather
-from twell.workbench.capturing.layer_sums import Sums
+from twell.workbench.capturing.layer_sums import LayerSums
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import AttachedModel
 from twell.workbench.watching.call_counts import Generation, Pass, phases
@@ -280,7 +280,7 @@ class Tracker:
         ids = running.tokens.to("cpu", non_blocking=True)
         real = None if running.real is None else running.real.reshape(-1).to("cpu", non_blocking=True)
         all_rows = torch.arange(len(running.tokens), dtype=torch.int32, device=running.tokens.device)
-        sums = Sums.stack(stats, [])
+        sums = LayerSums.stack(stats, [])
         counted = gather(stats, sums, all_rows, None)
         group = running.group
         loss = None if losses is None else losses.to("cpu", non_blocking=True)

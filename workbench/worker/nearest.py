@@ -24,7 +24,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel
 
 
-class Sums:
+class GateSums:
     """The pre-activations of a layer's neurons so far: greatest, sum and sum of squares, each float64 [d_ff]."""
 
     def __init__(self, ffn: SparseFFN) -> None:
@@ -62,7 +62,7 @@ def nearest(loaded: LoadedModel, texts: Sequence[Sequence[int]], counted: Sequen
     """
     if not loaded.ffns:
         raise UserError(f"Expected a model with a ReLU, {loaded.name} is counted by a threshold: it has none.")
-    sums = [Sums(ffn) for ffn in loaded.ffns]
+    sums = [GateSums(ffn) for ffn in loaded.ffns]
     hooks: list[Callable[[], None]] = [
         ffn.register_forward_pre_hook(one.read).remove for ffn, one in zip(loaded.ffns, sums, strict=True)
     ]

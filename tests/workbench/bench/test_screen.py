@@ -11,7 +11,7 @@ from rich.console import Console
 from twell.kernels.benchmark.operations import COMPILED, DENSE, GATE, UP_DOWN, Operation
 from twell.kernels.benchmark.runner import FiringCounts, Result
 from twell.workbench.bench.cases import Case
-from twell.workbench.bench.screen import Page, power, stage_sums
+from twell.workbench.bench.screen import Screen, power, stage_sums
 
 OURS, THEIRS = Operation("ffn_sparse", "cpu", 8), Operation("ffn_sparse", "reference", 4)
 BOLD, GREEN, RED = "\x1b[1m", "\x1b[1;32m", "\x1b[1;31m"
@@ -30,10 +30,10 @@ def result(**changes: object) -> Result:
 def printed(*cases: tuple[Case, Result], absolute: bool = False, color: bool = False) -> str:
     file = io.StringIO()
     about = {"force_terminal": True, "color_system": "standard"} if color else {}
-    with Page("a bench", len(cases), absolute, Console(file=file, width=160, **about)) as page:  # type: ignore[arg-type]
+    with Screen("a bench", len(cases), absolute, Console(file=file, width=160, **about)) as screen:  # type: ignore[arg-type]
         for one, result in cases:
-            page.show(one, result, {operation: {} for operation in result.times})
-        page.close()
+            screen.show(one, result, {operation: {} for operation in result.times})
+        screen.close()
     return file.getvalue()
 
 
@@ -73,7 +73,7 @@ def test_the_summary_comes_before_the_blocks_and_they_come_after_an_interruption
     assert [one.partition(":")[0] for one in lines[2:4]] == ["layer 3 on text, 1,024 rows, nnz 9.5", "2 layers on text"]
     assert lines[4].startswith("× dense: dense time over its own")
     file = io.StringIO()
-    with suppress(KeyboardInterrupt), Page("a bench", 2, False, Console(file=file, width=160)) as stopped:
+    with suppress(KeyboardInterrupt), Screen("a bench", 2, False, Console(file=file, width=160)) as stopped:
         stopped.show(case(0), result(), {OURS: {}})
         raise KeyboardInterrupt
     assert line(file.getvalue(), "cpu ").split()[1] == "2.00"
@@ -104,6 +104,6 @@ def test_power_is_told_of_what_has_it_with_the_clock_where_that_is_known() -> No
 
 def shown_power() -> str:
     file = io.StringIO()
-    with Page("a bench", 1, True, Console(file=file, width=160)) as page:
+    with Screen("a bench", 1, True, Console(file=file, width=160)) as page:
         page.show(case(0), result(), {DENSE: {"watts": 7.0, "millijoules_per_token": 1.0}})
     return file.getvalue()
