@@ -56,5 +56,17 @@ def by_torch(logits: Tensor, ids: Tensor) -> Tensor:
     """Do what `loss_and_entropy` does by torch; the loss has the bits of cross_entropy of float32 logits."""
     logs = log_softmax(logits.float(), 1)
     step = max(1, CHANCES.get(logits.device.type, CHANCES["cpu"]) // logits.shape[1])
-    entropy = [torch.special.entr(rows.exp()).sum(1) for rows in logs.split(step)]
+    chances = torch.empty_like(logs[:step])  # for every block: fresh memory would cost a CPU more than the sums
+    entropy = [_entropy(rows, chances[: len(rows)]) for rows in logs.split(step)]
     return torch.stack([nll_loss(logs, ids, reduction="none"), torch.cat(entropy)])
+
+
+def _entropy(logs: Tensor, chances: Tensor) -> Tensor:
+    """Return the entropy of each row from its logarithms of probabilities; chances: of the same shape, overwritten.
+
+    A probability of 0 adds nothing, though 0 · -inf is NaN.
+    """
+    torch.exp(logs, out=chances)
+    if logs.is_cuda:
+        return torch.special.entr(chances, out=chances).sum(1)  # in three launches
+    return -chances.mul_(logs).nansum(1)  # without a logarithm, which costs a CPU more than the rest
