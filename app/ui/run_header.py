@@ -16,7 +16,7 @@ from twell.app.ui.url_state import redraw_page
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
-INTERVAL = 0.3  # seconds between two looks at a run that is being recorded; one takes a browser 0.06
+INTERVAL = 1.0  # seconds between two looks at a run that is being recorded; a look may come in a click's way
 SILENT = 60.0  # seconds without a new part after which the capture may have died; a part closes after 10
 
 
