@@ -46,7 +46,11 @@ PAGES: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
     ("tokens", {"view": "tokens", "rank": "z_position"}, ("ranked", "most-and-least-active-tokens", "every-token")),
     ("tokens", {"view": "words", "find": "e", "least": "3"}, ("ranked", "most-and-least-active-words", "every-word")),
     ("tokens", {"view": "classes"}, ("classes-of-tokens",)),
-    ("token", {"token": "{token}", "order": "quietest"}, ("over-the-layers", "neurons-of-this-token", "in-the-text")),
+    (
+        "token",
+        {"token": "{token}", "order": "quietest"},
+        ("over-the-layers", "neurons-with-an-example-at-this-token", "in-the-text"),
+    ),
     (
         "layers",
         {},
