@@ -64,7 +64,7 @@ SANITIZER  = $(VENV)/sanitizer/nvidia/cu13/bin/compute-sanitizer
 GPU_TESTS  = $(filter-out test_sanitizer test_delays,$(basename $(notdir $(shell grep -rl --include='test_*.py' mark.gpu tests))))
 SANITIZED  = $(foreach tool,memcheck initcheck racecheck,$(GPU_TESTS:%=$(tool)-%)) racecheck-calls
 SAN_CALLS  = tests/support/sanitized.py few middle loud tiles many whole cuda
-SAN_TESTS  = -O -m pytest --assert=plain -p support.sanitized -p no:cacheprovider -m gpu -o timeout=0 $(shell find tests -name $(lastword $(subst -, ,$@)).py)
+SAN_TESTS  = -O -m pytest --assert=plain -p support.sanitized_tests -p no:cacheprovider -m gpu -o timeout=0 $(shell find tests -name $(lastword $(subst -, ,$@)).py)
 WATCH     ?= 0.05
 sanitize: $(SANITIZED)
 

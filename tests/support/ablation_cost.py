@@ -5,7 +5,7 @@
     python -m support.ablation_cost --device cpu --layers 2 --d-model 64 --d-ff 192 --tokens 2048    a smoke test
 
 Prints the time of an untouched pass with its loss, of each condition, of the study and of the first-order estimates.
-Random weights fire half of the neurons, or with --firing another share: what `weakest` costs depends on it.
+Random weights fire half of the neurons, or with --firing another share.
 """
 
 from __future__ import annotations
