@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
@@ -64,6 +65,15 @@ def passage_anew(run: Run, sequence: int, silent: tuple[int, int] | None = None)
         return None
     ids = fetch(run, passage, sequence=sequence)["token_id"].tolist()
     return result_of(begin({**request, "ids": ids, **({"silent": [silent]} if silent else {})}))
+
+
+def passages_anew(run: Run, sequences: Sequence[int]) -> list[Run]:
+    """Return a run of each of these sequences, as `passage_anew` does; none if no model is at hand."""
+    request = model_request(run)
+    if request is None:
+        return []
+    texts = [fetch(run, passage, sequence=sequence)["token_id"].tolist() for sequence in sequences]
+    return [result_of(reading) for reading in [begin({**request, "ids": ids}) for ids in texts]]
 
 
 def begin(request: dict[str, Any]) -> Reading:

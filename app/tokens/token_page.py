@@ -12,6 +12,8 @@ from streamlit.delta_generator import DeltaGenerator
 from twell import analysis
 from twell.analysis.figures.tokens import profile
 from twell.analysis.statistics import t_half
+from twell.app.tokens.fired_data import fired_by_token, token_places
+from twell.app.tokens.fired_view import draw_fired
 from twell.app.tokens.token_data import ALL_TOKENS, address_filters
 from twell.app.tokens.token_neurons import neurons_of
 from twell.app.tokens.token_rows import draw_its_neurons, draw_neurons, titled_row
@@ -132,10 +134,12 @@ def draw_page(run: Run) -> None:
     lacking: dict[str, list[str]] = {}
     with left, widgets.show_errors(), noted("over the layers", lacking):
         draw_layers(run, token)
-    with right, widgets.show_errors(), noted("neurons of this token", lacking):
+    with left, widgets.show_errors(), noted("neurons with an example at this token", lacking):
         draw_neurons(run, "token", neurons_of, token=token)
     with widgets.show_errors(), noted("in the text", lacking):
         draw_occurrences(run, token, int(row["count"]), top)
+    with right, widgets.show_errors(), noted("neurons that this token fires", lacking):  # last: the model may read
+        draw_fired(run, "token", fired_by_token, token_places, token=token)
     say_left_out(run, lacking)
 
 

@@ -144,7 +144,8 @@ def draw_neurons(run: Run, noun: str, find: Callable[..., pd.DataFrame], **of: A
     result = query(run, find, **of)
     frame = result.frame  # before the heading, which is left out with it
     widgets.heading(f"Neurons with an example at this {noun}", neurons_caption(frame), result)
-    st.html(neurons_html(frame))
+    with st.container(key="example-neurons"):
+        st.html(neurons_html(frame))
 
 
 def draw_its_neurons(run: Run, places: pd.DataFrame, names: list[str]) -> None:
@@ -162,4 +163,4 @@ def draw_its_neurons(run: Run, places: pd.DataFrame, names: list[str]) -> None:
         f"{row.sequence}:{row.position} {token_html(name)} →</a>"
         for row, name in zip(places.itertuples(), names, strict=True)
     ]
-    st.html(f'<p class="tw-said">Which neurons does it fire? See them at {" ".join(links)}</p>')
+    st.html(f'<p class="tw-said">What it fires at one place: {" ".join(links)}</p>')

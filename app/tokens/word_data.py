@@ -19,13 +19,13 @@ MOST = 1000  # places of a word that are read
 PIECES = 24  # tokens that a word is cut into, at most
 
 
-def word_tokens(run: Run, word: str) -> pd.DataFrame:
-    """Return the tokens that a word is cut into at its first MOST places, in the order of the text.
+def word_tokens(run: Run, word: str, limit: int = MOST) -> pd.DataFrame:
+    """Return the tokens that a word is cut into at its first places, `limit` at most, in the order of the text.
 
     Columns: place (the index of its place, as `places_of` orders them); sequence; position; token_id; flags; nnz of
     every layer. Missing where the run has no rows of single tokens.
     """
-    places = places_of(run, word, limit=MOST, width=1, whole=True)
+    places = places_of(run, word, limit=limit, width=1, whole=True)
     names = ["sequence", "position", "token_id", "flags", *nnz_columns(run.layers)]
     chosen = sorted(set(places["sequence"].tolist()))
     rows = (

@@ -82,6 +82,21 @@ def test_rows_lead_to_tokens_and_words_and_show_where_they_stand(show: Show, run
     assert "No such word" in markup(show(runs, "token", run="made", word="<b>"))
 
 
+def firings_of(run: Run, rows: pd.DataFrame) -> dict[str, tuple[float, int, int]]:
+    """Mean value, places that fire it and places known, of each neuron that the tokens fire, one place at a time."""
+    kept = {key: part for key, part in run.frame("fired").groupby(["sequence", "position"])}
+    of_place: dict[str, dict[int, float]] = {}
+    places: dict[int, set[int]] = {}  # by layer
+    for token in rows.itertuples():
+        for row in kept.get((token.sequence, token.position), pd.DataFrame()).itertuples():
+            places.setdefault(row.layer, set()).add(token.place)
+            for neuron, value in zip(row.neuron, row.value, strict=True):
+                values = of_place.setdefault(f"L{row.layer}/N{neuron}", {})
+                values[token.place] = max(values.get(token.place, 0.0), float(value))
+    known = {label: len(places[int(label[1 : label.index("/")])]) for label in of_place}
+    return {label: (sum(v.values()) / known[label], len(v), known[label]) for label, v in of_place.items()}
+
+
 def test_a_word_shows_its_neurons_and_what_each_place_fires(show: Show, runs: Path, made_run: Run) -> None:
     """Held against the rows of the passages; a word of several tokens has those of all of them."""
     words = by_word(made_run, min_count=3)
@@ -105,7 +120,15 @@ def test_a_word_shows_its_neurons_and_what_each_place_fires(show: Show, runs: Pa
     page = show(runs, "token", run="made", word=word)
     assert not page.exception
     shown = markup(page)
-    assert re.findall(r'class="name">(L\d+/N\d+)<', shown) == neurons["label"].head(12).tolist()
+    with_example, all_fired = shown.split("of its largest values<")[1].split("fires at<")
+    assert re.findall(r'class="name">(L\d+/N\d+)<', with_example) == neurons["label"].head(12).tolist()
+    fires = firings_of(made_run, rows)
+    expected = sorted(fires, key=lambda label: -fires[label][0])
+    names = re.findall(r'class="name">(L\d+/N\d+)</span>.*?<span>(\d+) of (\d+)', all_fired)
+    assert [float(number(fires[label][0])) for label, _, _ in names] == [
+        float(number(fires[label][0])) for label in expected[: len(names)]
+    ]
+    assert all((int(fired), int(places)) == fires[label][1:] for label, fired, places in names) and len(names) > 8
     first = rows[rows["place"] == 0][columns].to_numpy().mean()
     assert f'<span class="number">{number(first)}</span></a>' in shown
     assert "Choose a place for its passage" in shown and len(page.get("plotly_chart")) == 1

@@ -193,7 +193,7 @@ def test_a_summary_only_run_says_what_it_cannot_show(show: Show, runs: Path) -> 
     assert "for example" in markup(show(runs, "tokens", run="made"))
     token = show(runs, "token", run="summary", token="40")
     assert figures(token) == 1
-    assert "does not keep what they need: neurons of this token; in the text." in markup(token)
+    assert "in the text; neurons that this token fires." in markup(token)
 
 
 def test_an_interrupted_run_says_what_it_covers(show: Show, runs: Path) -> None:

@@ -203,12 +203,16 @@ def test_from_a_token_to_its_places_its_neurons_and_away_with_the_table(
     watched.settle()
     assert "rank=shrunk" in page.url
     page.go_back()
-    page.wait_for_selector("a.tw-neuron")
+    page.locator(".st-key-fired-neurons a.tw-neuron").first.wait_for(timeout=120_000)  # the model reads, once started
     watched.settle()
     assert page.url == link
+    there = contexts(run, int(loudest["token_id"]), limit=100, order="text")
+    read = there["sequence"].isin(there["sequence"].drop_duplicates().head(3)).sum()
+    every = page.locator(".st-key-fired-neurons a.tw-neuron").all_inner_texts()
+    assert len(every) == 20 and all(f"of {read} places" in line for line in every), "of the passages that it read"
 
     own = neurons_of(run, int(loudest["token_id"]))
-    links = page.locator("a.tw-neuron")
+    links = page.locator(".st-key-example-neurons a.tw-neuron")
     assert [link.locator(".name").inner_text() for link in links.all()] == own["label"].head(links.count()).tolist()
     assert links.count() > 0
     label = own["label"].iloc[0]

@@ -183,6 +183,7 @@ def test_a_tokens_neurons_are_those_with_examples_at_it(show: Show, runs: Path, 
     shares = (neurons["top_here"] / neurons["top_examples"]).tolist()
     assert shares == sorted(shares, reverse=True)
     html = markup(show(runs, "token", run="made", token=str(token)))
+    html = html.split("of its largest values<")[1].split("fires at<")[0]
     assert re.findall(r'class="name">(L\d+/N\d+)<', html) == neurons.index[:12].tolist()
     assert "neuron?run=made&amp;neuron=L" in html
 
@@ -212,6 +213,7 @@ def test_without_examples_a_tokens_page_says_what_it_leaves_out(show: Show, runs
     assert not test.exception
     shown = markup(test)
     assert (
-        "Left out, as this summary of a run does not keep what they need: neurons of this token; in the text." in shown
+        "Left out, as this summary of a run does not keep what they need: neurons with an example at this token; in "
+        "the text; neurons that this token fires." in shown
     )
     assert not test.info and "Neurons with an example" not in shown, "no box under a heading"
