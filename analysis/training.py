@@ -33,7 +33,7 @@ VARIED = ("seed", "layers", "d_model", "d_ff", "activation", "restart_every", "l
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingOutcome:
     """How a training ended.
 
     recipe: its fields; d_ff: neurons of a layer; tokens: trained on; l1_end: coefficient of its last step; loss: held
@@ -65,20 +65,20 @@ class Training:
         """The seed of its weights and of the order of its text."""
         return int(self.recipe.get("seed", 0))
 
-    def alike(self, other: Training, *apart: str) -> bool:
+    def alike(self, other: TrainingOutcome, *apart: str) -> bool:
         """Return whether another training has the same recipe but for these fields."""
         names = (self.recipe.keys() | other.recipe.keys()) - {*OWN, *apart}
         return all(self.recipe.get(name) == other.recipe.get(name) for name in names)
 
 
-def trainings(runs: Iterable[Run]) -> list[Training]:
+def training_outcomes(runs: Iterable[Run]) -> list[TrainingOutcome]:
     """Return how each of the runs that are trainings ended."""
     results = map(_ended, runs)
     return [result for result in results if result is not None]
 
 
 @memoized
-def _ended(run: Run) -> Training | None:
+def _ended(run: Run) -> TrainingOutcome | None:
     """Return how a training ended; None for a run that is none."""
     record = run.manifest.training or {}
     if "recipe" not in record or not run.has("training"):
@@ -92,7 +92,7 @@ def _ended(run: Run) -> Training | None:
     }
     measured = record.get("heldout") or last
     speeds = {"step_speedup": float(end["step_speedup"].mean()), **record.get("measured", {})}
-    return Training(
+    return TrainingOutcome(
         name=run.name,
         recipe=record["recipe"],
         d_ff=run.d_ff,
@@ -119,7 +119,7 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
     over sparse time of FFNs and of the whole forward pass), step_speedup (of a training step), cpu_ffn_speedup,
     cpu_model_speedup (NaN where they were not measured).
     """
-    results = trainings(runs)
+    results = training_outcomes(runs)
     rows = []
     for one in results:
         others = [other for other in results if one.alike(other, "l1", "l1_warmup") and one.seed == other.seed]

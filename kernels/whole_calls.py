@@ -24,13 +24,13 @@ from twell.kernels.autograd import NO_SECOND_PASS
 from twell.kernels.backends import hopper_backward, hopper_compact
 
 ENABLED = True
-MOST_PLANS = 256  # ways of calling that are remembered
+MOST_REMEMBERED = 256  # ways of calling that are remembered
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # y, l1, nnz, fires, finite
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class OpArguments:
     """The arguments of the two ops beside tensors.
 
     values: how many are kept; forward_*, offsets, repeat and nbytes: of the workspaces, see `hopper_backward`
@@ -45,15 +45,15 @@ class Plan:
     nbytes: int
 
     @classmethod
-    def of(cls, n: int, d_model: int, d_ff: int, capacity: int, activation: str) -> Plan:
-        """Return the plan of calls of n rows that keep `capacity` values a row in the mean."""
+    def of(cls, n: int, d_model: int, d_ff: int, capacity: int, activation: str) -> OpArguments:
+        """Return the arguments of calls of n rows that keep `capacity` values a row in the mean."""
         values = n * hopper_backward.room(capacity, d_ff)
         ahead = hopper_compact.forward_layout(n, d_ff)
         back = hopper_backward.backward_layout(n, d_model, d_ff, values)
         return cls(activation, values, ahead.offsets, ahead.nbytes, back.offsets, back.sizes, back.nbytes)
 
 
-_plans: dict[Key, Plan] = {}
+_remembered: dict[Key, OpArguments] = {}
 
 
 def key_of(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, *options: object) -> Key | None:
@@ -77,23 +77,23 @@ def key_of(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, *
 
 def run_again(key: Key | None, x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None) -> Results | None:
     """Run a call whose like was checked before; None if none was."""
-    plan = _plans.get(key) if key is not None else None
-    return None if plan is None else _run(plan, x, weights, rows)
+    arguments = _remembered.get(key) if key is not None else None
+    return None if arguments is None else _run(arguments, x, weights, rows)
 
 
 def run_first(
     key: Key, x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None, capacity: int, activation: str
 ) -> Results:
     """Run a call that was checked and is taken by `hopper`, with gradients to follow; remember that it was checked."""
-    if len(_plans) >= MOST_PLANS:
-        _plans.clear()
+    if len(_remembered) >= MOST_REMEMBERED:
+        _remembered.clear()
     d_ff, d_model = weights[0].shape  # type: ignore[union-attr]
-    _plans[key] = Plan.of(x.numel() // d_model, d_model, d_ff, capacity, activation)
-    return _run(_plans[key], x, weights, rows)
+    _remembered[key] = OpArguments.of(x.numel() // d_model, d_model, d_ff, capacity, activation)
+    return _run(_remembered[key], x, weights, rows)
 
 
-def _run(plan: Plan, x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None) -> Results:
-    return _WholeCall.apply(x, *weights[:3], rows, plan)  # type: ignore[no-any-return, no-untyped-call]
+def _run(arguments: OpArguments, x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None) -> Results:
+    return _WholeCall.apply(x, *weights[:3], rows, arguments)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _readable(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -115,12 +115,19 @@ class _WholeCall(torch.autograd.Function):
         w_up: Tensor | None,
         w_down: Tensor,
         rows: Tensor | None,
-        plan: Plan,
+        arguments: OpArguments,
     ) -> Results:
         y, l1, nnz, fires, finite, values, unions, tables, counted_rows = hopper_backward.op(
-            "call", plan.activation
-        ).default(x, *_readable(x, w_gate, w_up, w_down), rows, plan.values, plan.forward_offsets, plan.forward_nbytes)
-        ctx.plan = plan
+            "call", arguments.activation
+        ).default(
+            x,
+            *_readable(x, w_gate, w_up, w_down),
+            rows,
+            arguments.values,
+            arguments.forward_offsets,
+            arguments.forward_nbytes,
+        )
+        ctx.arguments = arguments
         ctx.mark_non_differentiable(nnz, fires, finite)
         ctx.set_materialize_grads(False)
         mask = None if rows is None else rows.clone()  # which a caller may write to
@@ -131,12 +138,12 @@ class _WholeCall(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise ValueError(NO_SECOND_PASS)
-        plan: Plan = ctx.plan
+        arguments: OpArguments = ctx.arguments
         x, w_gate, w_up, w_down, *kept = ctx.saved_tensors  # read once, as activation checkpointing asks
         grad_y = torch.zeros_like(x) if grads[0] is None else grads[0].contiguous()  # y.sum() gives an expanded one
-        dx, gate, up, down = hopper_backward.op("call_backward", plan.activation).default(
+        dx, gate, up, down = hopper_backward.op("call_backward", arguments.activation).default(
             grad_y, grads[1], x, *_readable(x, w_gate, w_up, w_down), *kept,
-            plan.offsets, plan.repeat, plan.nbytes, w_gate.dtype is torch.float32,
+            arguments.offsets, arguments.repeat, arguments.nbytes, w_gate.dtype is torch.float32,
         )  # fmt: skip
         up = None if w_up is None else up
         return dx, gate, up, down.t() if w_down.stride(0) == 1 else down, None, None

@@ -15,7 +15,7 @@ import numpy as np
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, PAPER_SIZES, REVERSED, UNTOLD, Answer
 from twell.analysis.claims.pairs import Pair, graded, listed, members, named, of_seeds, pairs, ruled, sized, timed
-from twell.analysis.training import Training, training_phases, trainings
+from twell.analysis.training import TrainingOutcome, training_outcomes, training_phases
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -38,7 +38,7 @@ class RunsClaim:
 
 def scale(runs: Sequence[Run]) -> Answer:
     """Check that mean nnz falls from each size of model to the next: over depth, as the claim has it, or else width."""
-    depth, width = (series(trainings(runs), apart) for apart in (SIZE, WIDTH))
+    depth, width = (series(training_outcomes(runs), apart) for apart in (SIZE, WIDTH))
     if len(depth) >= LEAST_SIZES or len(width) >= LEAST_SIZES:
         chosen, other = (depth, width) if len(depth) >= LEAST_SIZES else (width, [])
         says = f"over depth {_sizes(chosen)}" if chosen is depth else f"over width {_sizes(chosen)}"
@@ -73,12 +73,12 @@ def scale(runs: Sequence[Run]) -> Answer:
     )
 
 
-def series(results: Sequence[Training], apart: Sequence[str]) -> list[Training]:
+def series(results: Sequence[TrainingOutcome], apart: Sequence[str]) -> list[TrainingOutcome]:
     """Return the most trainings of one recipe and seed but for these fields, with equally many tokens a parameter and
     an L1 that had risen in full, each of another size, the smallest first."""
-    longest: list[Training] = []
+    longest: list[TrainingOutcome] = []
     for one in results:
-        sizes: dict[int, Training] = {}
+        sizes: dict[int, TrainingOutcome] = {}
         for other in results:
             close = abs(other.tokens * one.parameters / (one.tokens * other.parameters or 1) - 1) <= EQUAL
             comparable = one.risen and other.risen and other.parameters
@@ -89,14 +89,14 @@ def series(results: Sequence[Training], apart: Sequence[str]) -> list[Training]:
     return longest
 
 
-def _sizes(results: Sequence[Training]) -> str:
+def _sizes(results: Sequence[TrainingOutcome]) -> str:
     """Return nnz and parameters of each training, in words."""
     return ", ".join(f"{one.nnz:.1f} at {one.parameters / 1e6:.1f} M parameters" for one in results)
 
 
 def little_l1_is_free(runs: Sequence[Run]) -> Answer:
     """Check that an L1 up to 3e-5 raises the held-out loss by less than 2 %."""
-    results = trainings(runs)
+    results = training_outcomes(runs)
     plain = [one for one in results if one.recipe.get("l1") == 0]
     rises = [
         (one, other, other.loss / one.loss - 1)
@@ -170,7 +170,7 @@ def relu_costs(runs: Sequence[Run]) -> Answer:
 
 def memory_falls(runs: Sequence[Run]) -> Answer:
     """Check that the peak memory of training falls by at least 19 % with sparse kernels."""
-    all_trainings = [one for one in trainings(runs) if not np.isnan(one.peak)]
+    all_trainings = [one for one in training_outcomes(runs) if not np.isnan(one.peak)]
     for one in all_trainings:
         for other in all_trainings:
             if one.sparse and not other.sparse and one.alike(other):

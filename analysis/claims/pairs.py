@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD
-from twell.analysis.training import Training, trainings
+from twell.analysis.training import TrainingOutcome, training_outcomes
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 NEITHER = "neither gains: sparse kernels lose time at this size"
 NOISE = 0.005  # difference of two speedups that may be chance
-Pair = tuple[Training, Training]
+Pair = tuple[TrainingOutcome, TrainingOutcome]
 
 
 def pairs(
@@ -28,7 +28,7 @@ def pairs(
     apart: further fields in which they may differ. Of pairs of one seed all are returned; without any, the first of
     different seeds. Missing, with the command, where there is none.
     """
-    all_trainings = trainings(runs)
+    all_trainings = training_outcomes(runs)
     matched = [
         (one, other)
         for one in all_trainings
@@ -40,7 +40,7 @@ def pairs(
     return [pair for pair in matched if pair[0].seed == pair[1].seed] or matched[:1]
 
 
-def sized(results: Sequence[Training]) -> str:
+def sized(results: Sequence[TrainingOutcome]) -> str:
     """Return how many models, how large, and on how many tokens a parameter they were trained, in words."""
     sizes = [one.parameters / 1e6 for one in results]
     tokens = np.mean([one.tokens / (one.parameters or 1) for one in results])

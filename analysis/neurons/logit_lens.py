@@ -34,7 +34,7 @@ NORMS_OF_OLDER_RUNS = {
 }  # by family; newer manifests say it themselves
 
 
-class Weights:
+class CheckpointTensors:
     """The tensors of a checkpoint folder by name, memory-mapped."""
 
     def __init__(self, folder: Path) -> None:
@@ -103,7 +103,7 @@ def written(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
     `attrs`: tokens; gated; scaled (whether a final norm's scale is folded in). Missing where the folder's weights are
     not the run's, by their shapes.
     """
-    weights = Weights(Path(folder))
+    weights = CheckpointTensors(Path(folder))
     logits, scaled = _logits(run, weights, ((layer, neuron),))
     frame = _both_ends(run, logits[:, 0])
     frame.attrs = {"tokens": len(logits), "gated": weights.is_gated(layer), "scaled": scaled}
@@ -119,7 +119,7 @@ def promoted(run: Run, folder: str, neurons: tuple[tuple[int, int], ...], each: 
     columns = ["layer", "neuron", "token_id", "text", "logit"]
     if not neurons:
         return pd.DataFrame(columns=columns)
-    logits, _ = _logits(run, Weights(Path(folder)), neurons)
+    logits, _ = _logits(run, CheckpointTensors(Path(folder)), neurons)
     each = min(each, len(logits))
     first = np.argpartition(-logits, each - 1, axis=0)[:each]
     first = np.take_along_axis(first, np.argsort(-np.take_along_axis(logits, first, 0), axis=0, kind="stable"), 0)
@@ -136,7 +136,7 @@ def answers_to(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
     Columns: kind (raised, lowered); token_id; text; logit (the embedding times the gate row, relative to the
     vocabulary's mean). The embedding is what a token brings before any layer has added to it.
     """
-    weights = Weights(Path(folder))
+    weights = CheckpointTensors(Path(folder))
     gate = weights.gate(layer)
     embedding = weights.ending("embed_tokens.weight")
     width = int(run.manifest.model["d_model"])
@@ -155,7 +155,9 @@ def answers_to(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
     return frame
 
 
-def _logits(run: Run, weights: Weights, neurons: tuple[tuple[int, int], ...]) -> tuple[NDArray[np.float32], bool]:
+def _logits(
+    run: Run, weights: CheckpointTensors, neurons: tuple[tuple[int, int], ...]
+) -> tuple[NDArray[np.float32], bool]:
     """Return what neurons add to the logits, float32 [vocab, neurons], and whether a final norm's scale is in it."""
     norm_kind = _norm_kind(run)
     width, unembedding = int(run.manifest.model["d_model"]), weights.unembedding()

@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis.neurons.by_neuron import by_neuron
-from twell.analysis.neurons.logit_lens import Weights, plain
+from twell.analysis.neurons.logit_lens import CheckpointTensors, plain
 from twell.analysis.tokens.by_token import token_text
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -70,7 +70,7 @@ def weight_norms(run: Run, folder: str, layer: int) -> pd.DataFrame:
     layer; neuron; gate_norm, down_norm (lengths of the gate row and the down row, as shares of their medians over the
     neurons that fire in the run); gone (both are below a quarter: what the neuron reads and writes has decayed away).
     """
-    weights = Weights(Path(folder))
+    weights = CheckpointTensors(Path(folder))
     gate, down = weights.gate(layer), weights.down(layer)
     if len(gate) != run.d_ff or down.shape[1] != run.d_ff:
         raise Missing(f"The weights in {folder} are not this run's: expected {run.d_ff} neurons, got {len(gate)}.")

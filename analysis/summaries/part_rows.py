@@ -30,7 +30,7 @@ BLOCK = 2**13  # rows summed at a time: as 64-bit numbers of 28 layers, they sta
 
 
 @dataclass(frozen=True)
-class Rows:
+class PartRows:
     """Tokens of whole documents, in the order of the text.
 
     sequence, position, token, flags, loss, phase, entropy [row]: columns of the table `activity`, loss and entropy NaN
@@ -54,9 +54,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.sequence)
 
-    def take(self, index: NDArray | slice) -> Rows:
+    def take(self, index: NDArray | slice) -> PartRows:
         """Return the rows at these indices, in a slice, or where a mask is true."""
-        return Rows(*(getattr(self, field.name)[index] for field in fields(self)))
+        return PartRows(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def follow(self) -> NDArray:
         """Return, for each row, whether the row before holds the token before it in the same sequence."""
@@ -80,7 +80,7 @@ class Rows:
 
 def pieces(
     path: Path, counts: Sequence[str], documents: Documents, split: SplitDocuments | None = None
-) -> Iterator[Rows]:
+) -> Iterator[PartRows]:
     """Yield the rows of a part, at most PIECE at a time, or one document that is longer.
 
     path: the part's file; counts: the names of the layers' columns; documents: of the run; split: its documents that
@@ -97,14 +97,16 @@ def pieces(
     yield from _whole_documents(path, counts, documents, split, covered_only=False)
 
 
-def covered_pieces(path: Path, counts: Sequence[str], documents: Documents, split: SplitDocuments) -> Iterator[Rows]:
+def covered_pieces(
+    path: Path, counts: Sequence[str], documents: Documents, split: SplitDocuments
+) -> Iterator[PartRows]:
     """Yield the rows that the sums on disk hold already of the documents that this part is home to; as `pieces`."""
     yield from _whole_documents(path, counts, documents, split, covered_only=True)
 
 
 def _whole_documents(
     path: Path, counts: Sequence[str], documents: Documents, split: SplitDocuments, covered_only: bool
-) -> Iterator[Rows]:
+) -> Iterator[PartRows]:
     """Yield the rows of the documents that a part is home to, from all parts that hold them."""
     for clusters in split.home.get(path.name, []):
         files = [path.parent / name for name in split.holders(clusters, covered_only)]
@@ -112,7 +114,9 @@ def _whole_documents(
             yield _rows_of_clusters(files, counts, documents, clusters)
 
 
-def _rows_of_clusters(files: Iterable[Path], counts: Sequence[str], documents: Documents, clusters: NDArray) -> Rows:
+def _rows_of_clusters(
+    files: Iterable[Path], counts: Sequence[str], documents: Documents, clusters: NDArray
+) -> PartRows:
     """Return the rows of some clusters in the order of the text. Only row groups that hold any are read."""
     tables = []
     for path in files:
@@ -129,7 +133,7 @@ def _rows_of_clusters(files: Iterable[Path], counts: Sequence[str], documents: D
     return _in_text_order(first, np.stack([table[name].to_numpy() for name in counts], axis=1), documents)
 
 
-def _own_pieces(path: Path, counts: Sequence[str], documents: Documents) -> Iterator[Rows]:
+def _own_pieces(path: Path, counts: Sequence[str], documents: Documents) -> Iterator[PartRows]:
     """Yield all rows of a part, at most PIECE at a time, or one document that is longer."""
     file = open_part(path)
     there = [name for name in NAMES if name in file.schema_arrow.names]
@@ -154,11 +158,11 @@ def _own_pieces(path: Path, counts: Sequence[str], documents: Documents) -> Iter
         yield _in_text_order([*first.values()], nnz, documents)
 
 
-def _in_text_order(first: Sequence[NDArray], nnz: NDArray, documents: Documents) -> Rows:
+def _in_text_order(first: Sequence[NDArray], nnz: NDArray, documents: Documents) -> PartRows:
     """Return rows in the order of the text; first: columns NAMES; nnz [row, layer]."""
     order = _text_order(first[0], first[1])
     of_text = documents.of_rows(first[0][order], first[1][order])
-    return Rows(*(values[order] for values in (*first, nnz)), **of_text)
+    return PartRows(*(values[order] for values in (*first, nnz)), **of_text)
 
 
 def _bounds(cluster: NDArray) -> list[int]:
@@ -198,7 +202,7 @@ class KeySums:
     key: of each row, below `size`; counted: the rows that are added up; square: whether squares are.
     """
 
-    def __init__(self, rows: Rows, key: NDArray, size: int, counted: NDArray, square: bool = False) -> None:
+    def __init__(self, rows: PartRows, key: NDArray, size: int, counted: NDArray, square: bool = False) -> None:
         self.key, self.counted, self.square = key, counted, square
         self.sums = np.zeros((size, rows.counts.shape[1] + 1), np.int64)
 
@@ -213,7 +217,7 @@ class KeySums:
         return np.bincount(self.key[self.counted], minlength=len(self.sums))
 
 
-def add_rows(rows: Rows, sums: Sequence[KeySums]) -> NDArray:
+def add_rows(rows: PartRows, sums: Sequence[KeySums]) -> NDArray:
     """Add all rows to each of the sums; return the sum over layers of each row."""
     over_layers = np.empty(len(rows), np.int64)
     for block, values in rows.blocks(np.int64, extra=1):

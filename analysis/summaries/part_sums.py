@@ -23,7 +23,7 @@ from twell.analysis.engines.accumulate import Tables, Total
 from twell.analysis.engines.layer_columns import TOTAL, layer_columns
 from twell.analysis.statistics import band, distinct
 from twell.analysis.summaries.documents import REPLICATES, Documents, SplitDocuments
-from twell.analysis.summaries.part_rows import BLOCK, READ, KeySums, Rows, add_rows, covered_pieces, grouped, pieces
+from twell.analysis.summaries.part_rows import BLOCK, READ, KeySums, PartRows, add_rows, covered_pieces, grouped, pieces
 from twell.analysis.summaries.rank_tables import entropy_ranks, ranks, ranks_by_class
 from twell.analysis.summaries.token_class import CLASSES, Classes
 from twell.analysis.summaries.token_sums import tokens
@@ -61,7 +61,7 @@ def of_part(
     return total.tables()
 
 
-def of_rows(rows: Rows, classes: Classes, step: int) -> Tables:
+def of_rows(rows: PartRows, classes: Classes, step: int) -> Tables:
     """Return the sums of rows that are whole documents, except the table `used`; arguments as in `of_part`."""
     bins = loss_bins(rows.loss)
     own_bins = np.where(rows.follow(), np.append(-1, bins[:-1]), -1)
@@ -96,7 +96,7 @@ def loss_bins(loss: NDArray) -> NDArray:
     return np.where(finite, np.floor(np.sqrt(np.where(finite, loss, 0)) * LOSS_SCALE), -1).astype(np.int32)
 
 
-def _by_key(rows: Rows, bins: NDArray, kind: NDArray) -> tuple[Tables, NDArray]:
+def _by_key(rows: PartRows, bins: NDArray, kind: NDArray) -> tuple[Tables, NDArray]:
     """Return the sums by position, band of positions, band of loss, origin and class; and each row's sum over layers.
 
     Position 0 is always flagged, and counts as unflagged by position and by origin unless it is not finite: it stands
@@ -136,7 +136,7 @@ def _by_key(rows: Rows, bins: NDArray, kind: NDArray) -> tuple[Tables, NDArray]:
     return tables, over_layers
 
 
-def _origin_table(rows: Rows, sums: KeySums) -> pa.Table:
+def _origin_table(rows: PartRows, sums: KeySums) -> pa.Table:
     """Return tokens, losses and nnz by origin, as the summary `origins` has them; `source` is a number here."""
     tokens = sums.tokens()
     key, shape = np.flatnonzero(tokens), (len(tokens) // ORIGINS, *ORIGIN_SIZES)
@@ -161,7 +161,7 @@ def _class_table(sums: Mapping[str, KeySums]) -> pa.Table:
     return pa.table({**keys, "tokens": tokens[key], **columns[0], **columns[1]})
 
 
-def _document_squares(rows: Rows, over_layers: NDArray, sums: Mapping[str, KeySums]) -> dict[str, NDArray]:
+def _document_squares(rows: PartRows, over_layers: NDArray, sums: Mapping[str, KeySums]) -> dict[str, NDArray]:
     """Return, by position, Σ n_g² and how many documents g reach it, and by position and layer, the sum over layers in
     the last column, Σ y_g² and Σ y_g n_g, n_g and y_g being a document's tokens and nnz there.
 
@@ -194,7 +194,7 @@ def _document_squares(rows: Rows, over_layers: NDArray, sums: Mapping[str, KeySu
     return {"clusters": g, "clusters_tokens_square": n2, "clusters_nnz_square": y2, "clusters_cross": yn}
 
 
-def _position_sums(rows: Rows, counted: NDArray) -> dict[str, KeySums]:
+def _position_sums(rows: PartRows, counted: NDArray) -> dict[str, KeySums]:
     """Return empty sums of nnz and of its square by position."""
     size = 1 + int(rows.position.max(initial=0))
     return {
@@ -226,7 +226,7 @@ def _two_key_table(names: tuple[str, str], size: int, sums: KeySums, total: bool
     return pa.table({**keys, "tokens": tokens[key], **layer_columns("nnz_sum", layers, over_layers if total else None)})
 
 
-def _layers(rows: Rows, over_layers: NDArray) -> pa.Table:
+def _layers(rows: PartRows, over_layers: NDArray) -> pa.Table:
     """Return the histogram of nnz in each layer, and of their sum."""
     flagged = np.flatnonzero(rows.flags)
     all_rows, flagged_rows = _histograms(rows, over_layers), _histograms(rows.take(flagged), over_layers[flagged])
@@ -241,7 +241,7 @@ def _layers(rows: Rows, over_layers: NDArray) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def _histograms(rows: Rows, over_layers: NDArray) -> list[NDArray]:
+def _histograms(rows: PartRows, over_layers: NDArray) -> list[NDArray]:
     """Return how many rows have each count: a histogram a layer, and last that of their sum."""
     layers, size = rows.counts.shape[1], 1 + int(rows.counts.max(initial=0))
     histograms = np.zeros((layers, size), np.int64)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from twell.analysis.statistics import band
-from twell.analysis.summaries.part_rows import Rows
+from twell.analysis.summaries.part_rows import PartRows
 from twell.workbench.run.store import Run
 
 BINS_A_CLASS, BINS_A_COARSE_CLASS = 4, 8  # bands of loss (`part_sums.loss_bins`): floor(6·√loss), floor(3·√loss)
@@ -28,7 +28,7 @@ def class_step(run: Run) -> int:
     return 2 ** max(0, (run.manifest.tokens // CLASS_TOKENS).bit_length() - 1)
 
 
-def ranks(rows: Rows, replicate: NDArray, bins: NDArray) -> pa.Table:
+def ranks(rows: PartRows, replicate: NDArray, bins: NDArray) -> pa.Table:
     """Count tokens by class of the next token's loss and class of nnz, both fine enough for a rank correlation.
 
     replicate [row]; bins [row]: the band of the loss, -1 where there is none.
@@ -38,7 +38,7 @@ def ranks(rows: Rows, replicate: NDArray, bins: NDArray) -> pa.Table:
     return _counted(rows.counts[counted], keys, band(_possible(rows.counts)))
 
 
-def entropy_ranks(rows: Rows, replicate: NDArray, bins: NDArray, entropy: NDArray) -> pa.Table:
+def entropy_ranks(rows: PartRows, replicate: NDArray, bins: NDArray, entropy: NDArray) -> pa.Table:
     """Count tokens by class of the entropy of the next token's prediction and class of nnz, or (in the rows of layer
     OF_LOSS) of that token's loss; both are those of `ranks`.
 
@@ -53,7 +53,7 @@ def entropy_ranks(rows: Rows, replicate: NDArray, bins: NDArray, entropy: NDArra
     return joined.rename_columns([name.replace("nnz_class", "rank_class") for name in joined.schema.names])
 
 
-def ranks_by_class(rows: Rows, losses: Mapping[str, NDArray], kind: NDArray) -> pa.Table:
+def ranks_by_class(rows: PartRows, losses: Mapping[str, NDArray], kind: NDArray) -> pa.Table:
     """Count tokens, and sum their nnz, by class of token, class of loss and class of nnz.
 
     losses: the band of each row by name of the loss, `later` (the next token's) and `own` (the token's own); kind: the

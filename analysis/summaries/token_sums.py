@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from twell.analysis.engines.accumulate import Tables
 from twell.analysis.engines.layer_columns import is_layer_column, layer_columns
-from twell.analysis.summaries.part_rows import BLOCK, Rows, different_sequences, grouped, groups
+from twell.analysis.summaries.part_rows import BLOCK, PartRows, different_sequences, grouped, groups
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 
 MOST = 2.0**63
@@ -29,7 +29,7 @@ MOST = 2.0**63
 Sums = dict[str, NDArray]  # by token: token_id, and what adds up
 
 
-def clustered(rows: Rows, sums: Callable[[NDArray, NDArray, NDArray], Sums]) -> pa.Table:
+def clustered(rows: PartRows, sums: Callable[[NDArray, NDArray, NDArray], Sums]) -> pa.Table:
     """Return sums over documents by token: over unflagged tokens, and what flagged ones add to them.
 
     sums: a function of row indices, sorted by token and then document; of where each group of one token and document
@@ -58,7 +58,7 @@ def firsts(token: NDArray) -> NDArray:
     return np.flatnonzero(np.diff(token, prepend=-1))
 
 
-def tokens(rows: Rows, over_layers: NDArray) -> Tables:
+def tokens(rows: PartRows, over_layers: NDArray) -> Tables:
     """Return the summaries `tokens` and, with one column a layer, `token_layers` of some whole sequences.
 
     over_layers: nnz of each row, summed over layers. OverflowError where a sum of squares is past 64 bits.
@@ -71,7 +71,7 @@ def tokens(rows: Rows, over_layers: NDArray) -> Tables:
 class _Wide:
     """Rows to be added up by token, with the losses of predictions made at them and of the tokens themselves."""
 
-    def __init__(self, rows: Rows, over_layers: NDArray) -> None:
+    def __init__(self, rows: PartRows, over_layers: NDArray) -> None:
         self.rows, self.over_layers = rows, over_layers
         finite = np.isfinite(rows.loss)
         units = np.where(finite, np.rint(np.where(finite, rows.loss, 0) * LOSS_UNITS_PER_NAT), 0).astype(np.int64)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from twell.analysis.statistics import band, distinct
 from twell.analysis.summaries.derived import ZScale
 from twell.analysis.summaries.documents import REPLICATES, Documents, SplitDocuments
-from twell.analysis.summaries.part_rows import Rows, different_sequences, grouped, groups, pieces
+from twell.analysis.summaries.part_rows import PartRows, different_sequences, grouped, groups, pieces
 from twell.analysis.summaries.token_class import CLASSES, Classes
 from twell.analysis.summaries.token_sums import Sums, clustered, firsts
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
@@ -142,7 +142,7 @@ def scores_of_part(
     return pa.concat_tables(tables, promote_options="default")
 
 
-def _scored(rows: Rows, scale: ZScale) -> tuple[NDArray, NDArray, NDArray]:
+def _scored(rows: PartRows, scale: ZScale) -> tuple[NDArray, NDArray, NDArray]:
     """Return z, z_position and nnz over layers of each row."""
     z, z_position, nnz = np.empty((3, len(rows)))
     both = np.stack([scale.weight, np.ones(len(scale.weight))], axis=1)
@@ -155,7 +155,7 @@ def _scored(rows: Rows, scale: ZScale) -> tuple[NDArray, NDArray, NDArray]:
     return z, z_position, nnz
 
 
-def by_token(rows: Rows, z: NDArray, z_position: NDArray) -> pa.Table:
+def by_token(rows: PartRows, z: NDArray, z_position: NDArray) -> pa.Table:
     """Return sums over documents by token: of its z in the document, of that squared, of that times its occurrences in
     the document, and of both times the document's z over all tokens; and the same of z_position. z, z_position: of each
     row."""
@@ -176,7 +176,7 @@ def by_token(rows: Rows, z: NDArray, z_position: NDArray) -> pa.Table:
     return clustered(rows, sums)
 
 
-def of_documents(rows: Rows, cluster: NDArray, z: NDArray) -> NDArray:
+def of_documents(rows: PartRows, cluster: NDArray, z: NDArray) -> NDArray:
     """Return the z of each document, summed over its unflagged tokens.
 
     cluster [row]: the document's index; z [row].
@@ -185,7 +185,7 @@ def of_documents(rows: Rows, cluster: NDArray, z: NDArray) -> NDArray:
     return np.bincount(cluster[unflagged], z[unflagged], 1 + int(cluster.max(initial=0)))
 
 
-def by_class(rows: Rows, z: NDArray, nnz: NDArray, classes: Classes) -> pa.Table:
+def by_class(rows: PartRows, z: NDArray, nnz: NDArray, classes: Classes) -> pa.Table:
     """Return sums of unflagged tokens by class and replicate: how many, their z, nnz (over layers) and losses."""
     key = classes.of_rows(rows.token, rows.sequence) * REPLICATES + rows.unit % REPLICATES
     unflagged, size = rows.flags == 0, len(CLASSES) * REPLICATES
@@ -205,7 +205,7 @@ def by_class(rows: Rows, z: NDArray, nnz: NDArray, classes: Classes) -> pa.Table
     )
 
 
-def within_tokens(rows: Rows, means: TokenMeans) -> pa.Table:
+def within_tokens(rows: PartRows, means: TokenMeans) -> pa.Table:
     """Return sums of products of nnz and the next token's loss, each less its token's mean, by layer and replicate."""
     counted = np.flatnonzero((rows.flags == 0) & np.isfinite(rows.loss))
     subset, layers = rows.take(counted), rows.counts.shape[1]
@@ -224,7 +224,7 @@ def within_tokens(rows: Rows, means: TokenMeans) -> pa.Table:
     return pa.table({**keys, "tokens": np.tile(tokens[occurring], layers), **products})
 
 
-def by_word(rows: Rows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Table:
+def by_word(rows: PartRows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.Table:
     """Return sums by word, as columns WORDS.
 
     rows: those of one part, in the order of the text; z, nnz [row]: nnz summed over layers; spelling: of the

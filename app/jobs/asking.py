@@ -12,7 +12,7 @@ import streamlit as st
 from twell.analysis.passage import passage
 from twell.app.jobs.runner import model_of
 from twell.app.jobs.status import is_busy
-from twell.app.jobs.worker import Reading, Worker
+from twell.app.jobs.worker import Reading, WorkerProcess
 from twell.app.ui import widgets
 from twell.app.ui.query import fetch
 from twell.app.ui.run_cache import cached_run
@@ -24,9 +24,9 @@ AT_ONCE = 0.4  # seconds in which a reading that is quick shows no such line
 
 
 @st.cache_resource(show_spinner=False)
-def worker() -> Worker:
+def worker() -> WorkerProcess:
     """Return the worker that all visitors of this server share."""
-    return Worker()
+    return WorkerProcess()
 
 
 def model_request(run: Run) -> dict[str, Any] | None:

@@ -74,8 +74,8 @@ class Reading:
         return open_run(self.out)
 
 
-class Worker:
-    """The process of this server, and what it has read."""
+class WorkerProcess:
+    """The worker: the process of this server that reads, and the readings that it has made or makes."""
 
     def __init__(self, read_seconds: float = READ_SECONDS) -> None:
         self.read_seconds = read_seconds

@@ -16,28 +16,13 @@ import threading
 import time
 import webbrowser
 from pathlib import Path
-from typing import Protocol
 
 from twell.app.ui.run_cache import WITHOUT_DAMAGED
 from twell.app.ui.theme import SETTINGS
 from twell.workbench.errors import UserError
+from twell.workbench.options import AppOptions
 
 DEFAULT_RUNS = Path("runs")  # may be missing: the package has recorded runs of its own
-
-
-class AppOptions(Protocol):
-    """The fields of `workbench.options.AppOptions` that are read here; `app` does not import that class."""
-
-    @property
-    def runs(self) -> Path: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def browser(self) -> bool: ...
-    @property
-    def without_damaged(self) -> bool: ...
 
 
 def launch(options: AppOptions) -> None:

@@ -48,12 +48,12 @@ class Linked:
             await send({"type": "http.response.body", "body": script.encode()})
         elif scope["type"] == "http" and _wants_page(scope):
             plain = [pair for pair in scope["headers"] if pair[0].lower() != b"accept-encoding"]
-            await self.app({**scope, "headers": plain}, receive, _Page(send))
+            await self.app({**scope, "headers": plain}, receive, _ScriptInjector(send))
         else:
             await self.app(scope, receive, send)
 
 
-class _Page:
+class _ScriptInjector:
     """Passes an answer on, with the scripts named in it if it is a whole page of HTML."""
 
     def __init__(self, send: Send) -> None:

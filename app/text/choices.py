@@ -24,7 +24,7 @@ THIS_RUN = "this run"
 
 
 @dataclass(frozen=True)
-class Choice:
+class PassageChoice:
     """The passage and shade that the user has chosen.
 
     Attributes:
@@ -76,7 +76,7 @@ def neuron_name(text: str, run: Run) -> str | None:
 
 def chosen(
     run: Run, shown: Run, sequences: pd.DataFrame, can_ask: bool, is_own: bool, own_text: Callable[[Run], None]
-) -> Choice:
+) -> PassageChoice:
     """Draw the filters, the ways to a passage and the button for own text; return what is chosen.
 
     Args:
@@ -107,7 +107,7 @@ def chosen(
     if words:
         with widgets.show_errors():
             draw_results(shown, words)
-    return Choice(shown, own, sequence, shade, phase, scale_run, lender, can_ask and not own)
+    return PassageChoice(shown, own, sequence, shade, phase, scale_run, lender, can_ask and not own)
 
 
 def _neuron_field(run: Run) -> str:

@@ -11,7 +11,7 @@ from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.analysis.neurons.effects import loss_change
 from twell.analysis.passage import token_texts
 from twell.app.jobs.asking import passage_anew
-from twell.app.text.choices import Choice
+from twell.app.text.choices import PassageChoice
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, plural, signed, visible
 from twell.app.ui.query import query
@@ -22,7 +22,7 @@ SHOWN = 10  # predictions that change most
 NOTHING = 1e-4  # nats below which a prediction counts as unchanged
 
 
-def draw_what_if(choice: Choice, anew: Run) -> None:
+def draw_what_if(choice: PassageChoice, anew: Run) -> None:
     """Draw the switch, and what changes without the neuron that shades the passage.
 
     Args:
@@ -58,7 +58,7 @@ def sentence(frame: pd.DataFrame) -> str:
     )
 
 
-def changes_html(choice: Choice, frame: pd.DataFrame, run: Run) -> str:
+def changes_html(choice: PassageChoice, frame: pd.DataFrame, run: Run) -> str:
     """Return the predictions that change most as HTML, each a link to its token in the passage.
 
     Args:

@@ -13,7 +13,7 @@ from twell.analysis.tokens.text_around import pieces
 from twell.app.jobs.asking import model_request, passage_anew, prepare
 from twell.app.jobs.own_text import own_actions, own_reading, own_text_button
 from twell.app.jobs.status import job_status
-from twell.app.text.choices import Choice, chosen
+from twell.app.text.choices import PassageChoice, chosen
 from twell.app.text.passage_view import full_bar_counts, highest_html, legend, passage_html
 from twell.app.text.search_view import name_of
 from twell.app.text.silenced_view import draw_what_if
@@ -42,7 +42,7 @@ def first_position(length: int, marked: int | None) -> int:
     return min(begin, max(length - 1, 0))
 
 
-def draw_pager(choice: Choice, rows: pd.DataFrame, length: int) -> None:
+def draw_pager(choice: PassageChoice, rows: pd.DataFrame, length: int) -> None:
     """Draw links to the tokens before and after those drawn.
 
     Args:
@@ -67,7 +67,7 @@ def neuron_lines(values: np.ndarray, shade: str) -> list[str]:
     return [f"{shade} " + ("not kept here" if np.isnan(v) else number(float(v)) if v else "silent") for v in values]
 
 
-def draw_passage(sequences: pd.DataFrame, choice: Choice, anew: Run | None) -> None:
+def draw_passage(sequences: pd.DataFrame, choice: PassageChoice, anew: Run | None) -> None:
     """Draw the passage with its legend and pager, and the neurons of the marked token.
 
     Args:
@@ -135,7 +135,7 @@ def draw_way_to_neurons(row: pd.Series, name: str) -> None:
 
 def draw_heading(
     sequences: pd.DataFrame,
-    choice: Choice,
+    choice: PassageChoice,
     name: str,
     stretch: tuple[int, int, int],
     names_neurons: bool,
@@ -163,7 +163,7 @@ def draw_heading(
     )
 
 
-def note_unshaded(choice: Choice, anew: Run | None) -> None:
+def note_unshaded(choice: PassageChoice, anew: Run | None) -> None:
     """Draw a note under the legend of a neuron that shades no token of the passage."""
     widgets.note(
         f"{choice.shade} fires on none of these tokens."
@@ -172,7 +172,7 @@ def note_unshaded(choice: Choice, anew: Run | None) -> None:
     )
 
 
-def draw_neurons(choice: Choice, rows: pd.DataFrame, marked: int, name: str, anew: Run | None) -> None:
+def draw_neurons(choice: PassageChoice, rows: pd.DataFrame, marked: int, name: str, anew: Run | None) -> None:
     """Draw the neurons of the marked token, read anew by the model where the run keeps none of them.
 
     Args:
@@ -203,7 +203,7 @@ def keeps(run: Run, sequence: int, position: int) -> bool:
     return True
 
 
-def source_name(sequences: pd.DataFrame, choice: Choice) -> str:
+def source_name(sequences: pd.DataFrame, choice: PassageChoice) -> str:
     """Return a sequence's source and document, as the beginning of a caption; empty if it is not among `sequences`, or
     of the user's own text."""
     rows = sequences[sequences["sequence"] == choice.sequence]
@@ -220,7 +220,7 @@ def nnz_percentiles(run: Run, rows: pd.DataFrame) -> np.ndarray:
     return np.where(index < 0, 0.0, percentages[index.clip(min=0)])
 
 
-def draw_highest(choice: Choice) -> None:
+def draw_highest(choice: PassageChoice) -> None:
     """Draw the tokens of the run with the highest values of what shades the passage."""
     run, shade = choice.shown, choice.shade
     result = query(run, passage.loudest, shade=shade, **({"phase": choice.phase} if choice.phase else {}))

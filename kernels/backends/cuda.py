@@ -87,7 +87,7 @@ def regions(n: int, d_ff: int, dtype: torch.dtype, block: int) -> gpu.Regions:
     )
 
 
-class Workspace(gpu.Workspace):
+class CudaWorkspace(gpu.Workspace):
     """The workspace of one pass of n rows, and what outlasts it: the values, and TwELL in `layout` (None: no TwELL)."""
 
     def __init__(self, n: int, d_ff: int, layout: Layout | None, dtype: torch.dtype, device: torch.device) -> None:
@@ -121,7 +121,7 @@ def run(params: FFNParams) -> tuple[Tensor, Stats]:
     packed = []
     row_bytes = max(d_ff * 9 // 2, d_model)  # masks, values, lists and hidden: 1/8, 2, 1/4 and 2 bytes a neuron
     for rows in gpu.passes(n, row_bytes, max(COLUMNS)):
-        workspace = Workspace(rows.stop - rows.start, d_ff, layout, params.x.dtype, params.x.device)
+        workspace = CudaWorkspace(rows.stop - rows.start, d_ff, layout, params.x.dtype, params.x.device)
         launch(params, rows, workspace, y, stats)
         packed += workspace.packed(d_ff)
     stats.packed = TwELL.cat(packed) if len(packed) > 1 else packed[0] if packed else None
@@ -129,7 +129,7 @@ def run(params: FFNParams) -> tuple[Tensor, Stats]:
 
 
 def launch(
-    params: FFNParams, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES
+    params: FFNParams, rows: slice, workspace: CudaWorkspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES
 ) -> None:
     """Launch stages of the call for some of its rows on the current stream; sums are added to those in `stats`."""
     layout = workspace.layout or params.layout or Layout()

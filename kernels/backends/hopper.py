@@ -121,7 +121,7 @@ def regions(n: int, d_ff: int, dtype: torch.dtype, plan: bool) -> gpu.Regions:
     )
 
 
-class Workspace(gpu.Workspace):
+class HopperWorkspace(gpu.Workspace):
     """The workspace of one pass of n rows."""
 
     def __init__(
@@ -177,7 +177,7 @@ class LazyTwELL(TwELL):
     So these fields of TwELL are properties here, and TwELL's own constructor is not called.
     """
 
-    def __init__(self, workspace: Workspace, d_ff: int, finite: Tensor) -> None:
+    def __init__(self, workspace: HopperWorkspace, d_ff: int, finite: Tensor) -> None:
         self.layout, self.d_ff, self.dtype, self.values = LAYOUT, d_ff, workspace.tensor("spill").dtype, None
         self._workspace, self._finite = workspace, finite
 
@@ -219,7 +219,7 @@ def run(params: FFNParams) -> tuple[Tensor, Stats]:
     packed = []
     for rows in _passes(n, d_ff):
         height = rows.stop - rows.start
-        workspace = Workspace(height, d_ff, params.x.dtype, params.x.device, plans(params, height))
+        workspace = HopperWorkspace(height, d_ff, params.x.dtype, params.x.device, plans(params, height))
         launch(params, rows, workspace, y, stats)
         if params.want_packed:
             packed.append(LazyTwELL(workspace, d_ff, stats.finite[rows]))
@@ -251,7 +251,7 @@ def prepare(params: FFNParams) -> Callable[[Tensor], tuple[Tensor, Stats]] | Non
 
 
 def launch(
-    params: FFNParams, rows: slice, workspace: Workspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES
+    params: FFNParams, rows: slice, workspace: HopperWorkspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES
 ) -> None:
     """Launch stages of the call for some of its rows on the current stream; sums are added to those in `stats`."""
     if not workspace.has_plan and stats.tiles is None and stats.neurons is None and not params.want_packed:
@@ -274,7 +274,7 @@ def stage_runs(params: FFNParams, packed: TwELL | None = None) -> dict[str, Call
     if not plans(params, n):
         return {}
     params = replace(params, probes="none")
-    (y, stats), workspace = gpu.results(params), Workspace(n, d_ff, params.x.dtype, params.x.device)
+    (y, stats), workspace = gpu.results(params), HopperWorkspace(n, d_ff, params.x.dtype, params.x.device)
     launch_stages = partial(launch, params, slice(0, n), workspace, y, stats)
 
     def up_down() -> Tensor:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from twell.kernels import build
 from twell.kernels.backends import gpu, hopper, hopper_compact
-from twell.kernels.backends.hopper_compact import CTAS, Layout
+from twell.kernels.backends.hopper_compact import CTAS, WorkspaceLayout
 from twell.kernels.backends.hopper_libraries import ARCH
 from twell.kernels.backends.reference_backward import Forward, Gradients, Saved, Sums, Weights, delivered
 from twell.kernels.build import Library, Source
@@ -138,7 +138,7 @@ def regions(n: int, d_ff: int, may_repeat: bool) -> gpu.Regions:
     )
 
 
-def backward_layout(n: int, d_model: int, d_ff: int, values: int, adds: bool = False) -> Layout:
+def backward_layout(n: int, d_model: int, d_ff: int, values: int, adds: bool = False) -> WorkspaceLayout:
     """Lay out the workspace of a backward pass of a call that has room for so many values.
 
     adds: whether gradients of weights are added to what they are written to, which then holds nothing else
@@ -147,7 +147,7 @@ def backward_layout(n: int, d_model: int, d_ff: int, values: int, adds: bool = F
     if hopper_compact.ENABLED and hopper_compact.takes(n, d_ff):
         return hopper_compact.backward_layout(n, d_model, d_ff, values, adds)
     whole, repeat = workspace_layout(n, d_ff, values < n * d_ff)
-    return Layout(whole.offsets, repeat, whole.nbytes)
+    return WorkspaceLayout(whole.offsets, repeat, whole.nbytes)
 
 
 @gpu.remembered

@@ -42,7 +42,7 @@ SHARES = (128,)  # of d_ff, besides those of `training.CAPACITY_SHARES`: as an a
 
 
 @dataclass(frozen=True)
-class Layout:
+class WorkspaceLayout:
     """Where an op finds the regions of its workspace, and what else it is told, all as the op takes it."""
 
     offsets: tuple[int, ...]
@@ -50,11 +50,11 @@ class Layout:
     nbytes: int
 
 
-def forward_layout(n: int, d_ff: int) -> Layout:
+def forward_layout(n: int, d_ff: int) -> WorkspaceLayout:
     """Lay out the workspace of a forward pass; with fewer rows than n at a time, their number follows the offsets."""
     rows = FORWARD_ROWS if ENABLED else n
     regions = hopper.regions(min(n, rows), d_ff, torch.bfloat16, True)
-    return Layout(regions.offsets + ((rows,) if n > rows else ()), (), regions.nbytes)
+    return WorkspaceLayout(regions.offsets + ((rows,) if n > rows else ()), (), regions.nbytes)
 
 
 def lists(n: int, d_ff: int, values: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
@@ -83,7 +83,7 @@ def takes(n: int, d_ff: int) -> bool:
     return (blocks * panels * (4 * BLOCK + 12 * PANEL) * PANEL + 3 * CTAS * BLOCK * OUTPUTS * 4) // 2 < 2**32
 
 
-def backward_layout(n: int, d_model: int, d_ff: int, values: int, adds: bool = False) -> Layout:
+def backward_layout(n: int, d_model: int, d_ff: int, values: int, adds: bool = False) -> WorkspaceLayout:
     """Lay out a backward pass of a call that keeps up to `values` values.
 
     sizes: of the arena in bytes; groups of neurons, and blocks of rows, of a dense pass; whether sums of dx lie in
@@ -96,7 +96,7 @@ def backward_layout(n: int, d_model: int, d_ff: int, values: int, adds: bool = F
 @gpu.remembered
 def _layout(
     n: int, d_model: int, d_ff: int, values: int, adds: bool, at_once: bool, room: float, passes: int, small: int
-) -> Layout:
+) -> WorkspaceLayout:
     blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
     of_block, of_group = 2 * panels * BLOCK * PANEL * 2, 2 * blocks * 3 * PANEL * PANEL * 2  # bytes
     side = CTAS * BLOCK * OUTPUTS * 4  # of sums of dx, of which there are two; those of weights are half as many again
@@ -123,7 +123,7 @@ def _layout(
     )
     at_once = at_once and arena >= 3 * n * d_ff * 2  # bytes of matrices of du, dg and h
     sizes = (arena, groups, rows, int(in_gradients), int(in_dx), int(at_once))
-    return Layout(regions.offsets, sizes, regions.nbytes)
+    return WorkspaceLayout(regions.offsets, sizes, regions.nbytes)
 
 
 def _even(number: int, most: int) -> int:

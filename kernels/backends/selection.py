@@ -35,7 +35,7 @@ _ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # of 
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowMetadata:
     """The rows of a batch, each field [n] on its device.
 
     counted: uint8, 1 where firings are counted; eligible: uint8, 1 where they may be kept too
@@ -144,7 +144,7 @@ def draws_of_sample(keys: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def select(packed: TwELL, rows: Rows, layer: int, bounds: Bounds, out: Selection) -> None:
+def select(packed: TwELL, rows: RowMetadata, layer: int, bounds: Bounds, out: Selection) -> None:
     """Select a layer's firings in a batch, in torch alone.
 
     out: of the layer, its keys and fires zero
@@ -175,7 +175,7 @@ def _least_bin(fires: Tensor, k: int) -> Tensor:
 
 def _select_sample(
     out: Selection,
-    rows: Rows,
+    rows: RowMetadata,
     layer: int,
     bounds: Bounds,
     row: Tensor,
@@ -235,7 +235,7 @@ def _rank(groups: Tensor) -> Tensor:
     return torch.arange(len(groups), device=groups.device) - torch.searchsorted(groups, groups)
 
 
-def _fill_windows(out: Selection, rows: Rows, places: Tensor, value: Tensor) -> None:
+def _fill_windows(out: Selection, rows: RowMetadata, places: Tensor, value: Tensor) -> None:
     """Write the windows of the firings that were selected.
 
     places: row * d_ff + neuron of every firing of the layer, ascending; value: of these

@@ -19,7 +19,7 @@ from torch import Tensor
 from twell.kernels import build
 from twell.kernels.backends import selection as in_torch
 from twell.kernels.backends.cpu import FLAGS
-from twell.kernels.backends.selection import BANDS, Bounds, Rows, Selection
+from twell.kernels.backends.selection import BANDS, Bounds, RowMetadata, Selection
 from twell.kernels.build import Library, Source
 from twell.kernels.layout import TwELL
 
@@ -53,7 +53,9 @@ def takes(packed: TwELL) -> bool:
     return capability >= (8, 0) and build.failure(library(capability)) is None
 
 
-def select(packed: TwELL, rows: Rows, layer: int, bounds: Bounds, out: Selection, by_tiles: bool | None = None) -> None:
+def select(
+    packed: TwELL, rows: RowMetadata, layer: int, bounds: Bounds, out: Selection, by_tiles: bool | None = None
+) -> None:
     """Select a layer's firings in a batch; arguments as of `selection.select`, windows of the dtype of the values.
 
     by_tiles: how a GPU scans; default BY_TILES

@@ -70,7 +70,7 @@ def ops(monkeypatch: pytest.MonkeyPatch) -> Ops:
     monkeypatch.setattr(torch.ops, "twell", made)
     monkeypatch.setattr(hopper_backward, "refuses", lambda *_: None)
     monkeypatch.setattr(whole_calls, "ENABLED", True)
-    monkeypatch.setattr(whole_calls, "_plans", {})
+    monkeypatch.setattr(whole_calls, "_remembered", {})
     return made
 
 
@@ -198,7 +198,7 @@ def test_a_missing_gradient_is_zero_and_y_may_be_written_to(ops: Ops) -> None:
 
 
 def test_what_is_remembered_stays_bounded(ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_calls, "MOST_PLANS", 3)
+    monkeypatch.setattr(whole_calls, "MOST_REMEMBERED", 3)
     for n in range(8, 80, 8):
         training.train_gated_ffn(*made(n=n))  # type: ignore[arg-type]
-        assert len(whole_calls._plans) <= 3
+        assert len(whole_calls._remembered) <= 3

@@ -19,9 +19,9 @@ import torch
 from scipy.special import ndtri
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from twell.workbench.ablations.conditions import Condition, Facts, parse, plan
+from twell.workbench.ablations.conditions import Condition, Facts, intervention_of, parse
 from twell.workbench.ablations.first_order import first_order
-from twell.workbench.ablations.passes import Passes
+from twell.workbench.ablations.passes import AblationRunner
 from twell.workbench.ablations.study import hidden_quantiles
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.models.own_code import OwnModel, open_own, own_of
@@ -67,9 +67,9 @@ def seconds(device: str, run: Callable[[], object]) -> float:
 
 def plain_passes(own: OwnModel, cut: list[Batch]) -> None:
     """Run every batch through the model's own code with its loss, without anything of ours covered."""
-    passes = Passes(own, count=False)
+    runner = AblationRunner(own, count=False)
     for batch in cut:
-        passes.run(Inputs.of(batch, own.device), [])
+        runner.run(Inputs.of(batch, own.device), [])
 
 
 def main() -> None:
@@ -93,22 +93,23 @@ def main() -> None:
     print(f"  untouched pass with its loss           {plain:8.3f} s")
     fires = rng.integers(1, 1000, (own.layers, own.d_ff))
     fires[:, ::10] = 0
-    with Passes(own) as passes:
-        facts = Facts(own.layers, own.d_ff, fires, hidden_quantiles(own, cut[0], passes))
+    with AblationRunner(own) as runner:
+        facts = Facts(own.layers, own.d_ff, fires, hidden_quantiles(own, cut[0], runner))
         conditions: list[Condition] = parse(CONDITIONS, own.layers)
-        plans = [plan(condition, facts) for condition in conditions]
+        interventions = [intervention_of(condition, facts) for condition in conditions]
 
         def study(chosen: list[int]) -> None:
             for batch in cut:
-                passes.run(Inputs.of(batch, own.device), [plans[index] for index in chosen], batch.number)
+                runner.run(Inputs.of(batch, own.device), [interventions[index] for index in chosen], batch.number)
 
         base = seconds(given.device, lambda: study([]))
         print(f"  the same, firings counted              {base:8.3f} s  {base / plain:6.2f} passes")
         for index, condition in enumerate(conditions):
             one = seconds(given.device, lambda index=index: study([index])) - base  # type: ignore[misc]
             print(f"  {condition.name:<38} {one:8.3f} s  {one / plain:6.2f} passes")
-        whole = seconds(given.device, lambda: study(list(range(len(plans)))))
-    print(f"  study of {len(plans)} conditions                {whole:8.3f} s  {whole / plain:6.2f} passes (at most 12)")
+        whole = seconds(given.device, lambda: study(list(range(len(interventions)))))
+    count = len(conditions)
+    print(f"  study of {count} conditions                {whole:8.3f} s  {whole / plain:6.2f} passes (at most 12)")
     few = [part for part in batches(texts, min(given.batch, 8192), [])]
     first = seconds(given.device, lambda: first_order(own, few))
     neurons = own.layers * own.d_ff

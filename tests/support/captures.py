@@ -20,7 +20,7 @@ from twell.workbench.models.load import load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
-from twell.workbench.text.sources import Source
+from twell.workbench.text.sources import TextSource
 
 END = "<|endoftext|>"
 TEXT = [
@@ -141,7 +141,7 @@ def run_capture(
     fields = {"batch_tokens": 64, "seq_len": 24, "timings": 0, "device": "cpu", **given}
     options = CaptureOptions(model=str(folder), text=text, out=out, **fields)
     loaded = load(str(folder), device="cpu", dtype=dtype, threshold=options.threshold)
-    return record(loaded, options, [Source(name) for name in text])
+    return record(loaded, options, [TextSource(name) for name in text])
 
 
 def sequences_of(run: Run, phase: int | None = None) -> list[np.ndarray]:

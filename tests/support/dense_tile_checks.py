@@ -19,16 +19,16 @@ QUIET = 2**16  # what a quiet row counts besides
 TAKEN = -1
 
 
-def run(params: FFNParams, *stages: int) -> tuple[Tensor, Stats, hopper.Workspace]:
+def run(params: FFNParams, *stages: int) -> tuple[Tensor, Stats, hopper.HopperWorkspace]:
     """Return y, stats and the workspace as it is left; in stages, the gate's kernel makes no up products."""
     n, d_ff = params.x.shape[0], params.w_gate.shape[0]
-    (y, stats), workspace = results(params), hopper.Workspace(n, d_ff, params.x.dtype, CUDA)
+    (y, stats), workspace = results(params), hopper.HopperWorkspace(n, d_ff, params.x.dtype, CUDA)
     for some in stages or (hopper.ALL_STAGES,):
         hopper.launch(params, slice(0, n), workspace, y, stats, some)
     return y, stats, workspace
 
 
-def counters(workspace: hopper.Workspace, n: int) -> Tensor:
+def counters(workspace: hopper.HopperWorkspace, n: int) -> Tensor:
     """Return how many rows lie whole in each pair of blocks [n / 256] and tile [tiles], and QUIET ones, or TAKEN."""
     pairs, tiles, behind = -(-n // PAIR), workspace.tensor("heads").shape[1], n + 1 + 3 * -(-n // hopper.WINDOW)
     return workspace.tensor("row_sums")[behind : behind + pairs * tiles].view(pairs, tiles)
@@ -60,7 +60,7 @@ def check_whole(params: FFNParams) -> Tensor:
     return counted
 
 
-def check(params: FFNParams) -> tuple[Tensor, hopper.Workspace]:
+def check(params: FFNParams) -> tuple[Tensor, hopper.HopperWorkspace]:
     """Compare everything with the reference, whoever makes the up products; return which tiles are taken."""
     n = params.x.shape[0]
     y, stats, workspace = run(params)
@@ -89,7 +89,7 @@ def panels_left(taken: Tensor, n: int, d_ff: int) -> int:
     return int((~taken.repeat_interleave(2, 0)[: -(-n // hopper.BLOCK), panels]).sum())
 
 
-def blocks_in_place(workspace: hopper.Workspace, n: int) -> list[bool]:
+def blocks_in_place(workspace: hopper.HopperWorkspace, n: int) -> list[bool]:
     place = torch.arange(n, device=CUDA, dtype=torch.int32)
     orders, places = workspace.tensor("order")[:n].split(hopper.WINDOW), place.split(hopper.WINDOW)
     return [torch.equal(order, row) for order, row in zip(orders, places, strict=True)]

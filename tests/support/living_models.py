@@ -140,7 +140,7 @@ def few() -> None:
                 size = sum(t.nbytes for t in ffn.parameters())
                 copies = [sibling(ffn, "hopper", copy=True) for _ in range(1 + math.ceil(4 * cache(x.device) / size))]
                 params = FFNParams(x, ffn.w_gate, ffn.w_up, ffn.w_down)
-                shared = hopper.Workspace(rows, d_ff, x.dtype, x.device), *results(params, in_full=True)
+                shared = hopper.HopperWorkspace(rows, d_ff, x.dtype, x.device), *results(params, in_full=True)
                 chains: dict[str, list[Run]] = {
                     name: [turned(each, x, stages, shared) for each in copies] for name, stages in CHOICES.items()
                 }

@@ -26,14 +26,14 @@ import torch.distributed as dist
 from twell.workbench.models.pretrained import read_pretrained
 from twell.workbench.training.corpus import prepare
 from twell.workbench.training.ffn import ACTIVATIONS
-from twell.workbench.training.loop import Training
+from twell.workbench.training.loop import TrainingLoop
 from twell.workbench.training.ranks import TrainingRanks
 from twell.workbench.training.recipes import Recipe
 
 ROWS, SEQ_LEN, WARM = 8, 2048, 3
 
 
-def timed(training: Training, dense: bool) -> float:
+def timed(training: TrainingLoop, dense: bool) -> float:
     """Return the seconds of a step of all ranks."""
     training.ranks.total(torch.ones(1, device=training.device)).item()  # all have come here
     began = time.perf_counter()
@@ -54,7 +54,7 @@ def main(model: str, text: str, steps: int = 10) -> None:
         given = start.tokenizer, start.mark, start.sha256
         corpus = prepare((text,), Path(place), vocab=recipe.vocab, holdout=0.1, bpe_megabytes=1, given=given)
         where = torch.device(device)
-        training = Training(recipe, corpus, where, where.type == "cuda", "auto", ranks, start)
+        training = TrainingLoop(recipe, corpus, where, where.type == "cuda", "auto", ranks, start)
         for _ in range(WARM):
             training.one_step()
         row = training.log_row()

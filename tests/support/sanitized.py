@@ -41,7 +41,7 @@ def in_parts(workspace: gpu.Workspace, *about: Any) -> None:
         captured.append(workspace)
 
 
-class Workspace(hopper.Workspace):
+class FilledWorkspace(hopper.HopperWorkspace):
     """Fill the regions that the copy engine writes, as initcheck does not follow its writes."""
 
     def __init__(self, *about: Any) -> None:
@@ -52,7 +52,7 @@ class Workspace(hopper.Workspace):
 
 def patch_workspaces() -> None:
     gpu.Workspace.__init__ = in_parts  # type: ignore[method-assign]
-    hopper.Workspace = Workspace  # type: ignore[assignment, misc]
+    hopper.HopperWorkspace = FilledWorkspace  # type: ignore[assignment, misc]
 
 
 def few() -> Iterator[FFNParams]:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 
 from twell.kernels.backends import hopper
-from twell.kernels.backends.selection import Rows, Selection
+from twell.kernels.backends.selection import RowMetadata, Selection
 from twell.kernels.backends.selection_native import select, takes
 from twell.kernels.layout import Layout, TwELL, pack
 from twell.workbench.capturing.examples import Examples
@@ -50,7 +50,7 @@ def made(n: int, nnz: int) -> TwELL:
     del hidden
     if hopper.refuses(DEVICE, torch.bfloat16, D_FF, D_FF, n) is not None or not hopper.has_plan(n, D_FF):
         return packed
-    workspace = hopper.Workspace(n, D_FF, torch.bfloat16, DEVICE)
+    workspace = hopper.HopperWorkspace(n, D_FF, torch.bfloat16, DEVICE)
     workspace.fill(packed)
     return hopper.LazyTwELL(workspace, D_FF, torch.ones(n, dtype=torch.bool, device=DEVICE))
 
@@ -59,7 +59,7 @@ def report(n: int, layers: int, nnz: int) -> None:
     """Print a line for the first batch of so many rows, and one for those that follow."""
     packed = made(n, nnz)
     rows, ones = torch.arange(n, dtype=torch.int32, device=DEVICE), torch.ones(n, dtype=torch.uint8, device=DEVICE)
-    of_rows = Rows(ones, ones, rows // 1024, rows % 1024, torch.full_like(rows, 1024))
+    of_rows = RowMetadata(ones, ones, rows // 1024, rows % 1024, torch.full_like(rows, 1024))
     examples, out = Examples(layers, D_FF, K), Selection.empty(layers, D_FF, K, packed.dtype, DEVICE)
     one = out.of_layer(0)
     ways = {"by rows": False, "by tiles": True} if DEVICE.type == "cuda" else {"in C++": False}

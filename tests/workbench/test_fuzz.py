@@ -17,7 +17,7 @@ from support.fuzz import FAILED, REFUSED, SAME, models, texts
 from twell.workbench.capturing import prefetch
 from twell.workbench.errors import LONGEST, UserError, quoted, usable
 from twell.workbench.text import sequences, streams, tables
-from twell.workbench.text.sources import Source, open_sources
+from twell.workbench.text.sources import TextSource, open_sources
 
 
 @pytest.fixture
@@ -92,4 +92,4 @@ def test_a_closed_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     for closed in (None, SimpleNamespace(closed=True)):
         monkeypatch.setattr("sys.stdin", closed)
         with pytest.raises(UserError, match="got one that is closed: pipe text into the command"):
-            Source("-")
+            TextSource("-")

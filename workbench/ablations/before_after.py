@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from twell.workbench.ablations.passes import Passes
+from twell.workbench.ablations.passes import AblationRunner
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.models.own_code import OwnModel
 from twell.workbench.models.threshold_ffn import sizes
@@ -95,8 +95,8 @@ def _by_document(models: tuple[OwnModel, OwnModel], cut: Sequence[Batch]) -> NDA
     for batch in cut:
         losses = []
         for model in models:
-            with Passes(model, count=False) as passes:
-                losses.append(passes.run(Inputs.of(batch, model.device), [])[0][0].double().cpu().numpy())
+            with AblationRunner(model, count=False) as runner:
+                losses.append(runner.run(Inputs.of(batch, model.device), [])[0][0].double().cpu().numpy())
         ends = np.cumsum(batch.lengths - 1)[:-1]
         for one, ours, theirs in zip(batch.sequences, *(np.split(each, ends) for each in losses), strict=True):
             row = sums.setdefault((one.source, one.document), np.zeros(3))

@@ -29,7 +29,7 @@ from twell.workbench.run.tables.effects import OWN_TOKENS
 from twell.workbench.text.batches import batches
 from twell.workbench.text.recorded import recorded_sequences
 from twell.workbench.text.sequences import Sequence, documents, sequences
-from twell.workbench.text.sources import Source, open_sources
+from twell.workbench.text.sources import TextSource, open_sources
 
 SHARES = "smallest:0.25,0.4,0.5,0.6,0.75,0.9"  # that a budget is divided by, in each layer
 TOKENS = {"cpu": 20_000, "cuda": 500_000}
@@ -61,7 +61,7 @@ def ablate(options: AblateOptions, allocated: Callable[[Run, float], str] | None
 
 
 def measure(
-    run: Run, own: OwnModel, options: AblateOptions, sources: list[Source] | None = None, quiet: bool = True
+    run: Run, own: OwnModel, options: AblateOptions, sources: list[TextSource] | None = None, quiet: bool = True
 ) -> Run:
     """Measure a study of a model that is loaded already. sources: the text; None for the run's own tokens."""
     with_zeros = own.has_zeros and not run.manifest.options.get("threshold")
@@ -130,7 +130,7 @@ def _captured(options: AblateOptions) -> AblateOptions:
     return replace(options, target=str(options.out), text=(), model=None if options.model else options.target)
 
 
-def _sequences(run: Run, own: OwnModel, options: AblateOptions, sources: list[Source] | None) -> list[Sequence]:
+def _sequences(run: Run, own: OwnModel, options: AblateOptions, sources: list[TextSource] | None) -> list[Sequence]:
     """Return the study's text as sequences."""
     refuse_other_model(run, own)
     tokens = options.tokens or TOKENS[own.device.type]
@@ -139,7 +139,7 @@ def _sequences(run: Run, own: OwnModel, options: AblateOptions, sources: list[So
     return text_sequences(run, own, sources, tokens)
 
 
-def text_sequences(run: Run, own: OwnModel, sources: list[Source], tokens: int) -> list[Sequence]:
+def text_sequences(run: Run, own: OwnModel, sources: list[TextSource], tokens: int) -> list[Sequence]:
     """Return the first tokens of a text, cut as the run's were, as sequences."""
     from transformers import AutoTokenizer
 

@@ -58,7 +58,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Intervention:
     """A condition as actions by layer; silenced: how many neurons it silences, None where it depends on the token."""
 
     condition: Condition
@@ -150,7 +150,7 @@ def named_neurons(given: str, layers: int) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Facts:
-    """The numbers that conditions are planned by.
+    """The numbers by which conditions become interventions.
 
     fires: int64 [layers, d_ff], firings of each neuron in the run, None where it counted none; quantiles: the values
     |hidden| in each layer that are not 0, ascending, evenly spaced [layers, n]; threshold: firing is |hidden| > it
@@ -163,16 +163,16 @@ class Facts:
     threshold: float = 0.0
 
 
-def plan(condition: Condition, facts: Facts, seed: int = 0) -> Plan:
+def intervention_of(condition: Condition, facts: Facts, seed: int = 0) -> Intervention:
     """Return a condition as actions. Raises UserError for one that would take nothing away, or all of a layer."""
     layers = [condition.layer] if condition.layer >= 0 else list(range(facts.layers))
     kind, share = condition.kind, condition.share or 0.0
     actions: dict[int, Action] = {}
     if kind == "ffn":
-        return Plan(condition, {layer: Silence(None) for layer in layers}, facts.d_ff * len(layers))
+        return Intervention(condition, {layer: Silence(None) for layer in layers}, facts.d_ff * len(layers))
     if kind == "shares":
         actions |= {at: Shrink(smallest(facts, at, one)) for at, one in enumerate(condition.shares) if one}
-        return Plan(condition, actions, None)
+        return Intervention(condition, actions, None)
     if kind in BY_TOKEN or kind in ("smallest", "below"):
         for layer in layers:
             if kind == "weakest":
@@ -181,7 +181,7 @@ def plan(condition: Condition, facts: Facts, seed: int = 0) -> Plan:
                 actions[layer] = Scatter(share, seed * 1009 + layer)
             else:
                 actions[layer] = Shrink(share if kind == "below" else smallest(facts, layer, share))
-        return Plan(condition, actions, None)
+        return Intervention(condition, actions, None)
     silenced = 0
     for layer in layers:
         chosen = _chosen(condition, facts, layer, seed)
@@ -193,7 +193,7 @@ def plan(condition: Condition, facts: Facts, seed: int = 0) -> Plan:
     if not actions:
         of = "that are dead" if kind == "dead" else "in so small a share"
         raise UserError(f"Expected neurons to take away for {condition.name}, there are none {of}: leave it out.")
-    return Plan(condition, actions, silenced)
+    return Intervention(condition, actions, silenced)
 
 
 def smallest(facts: Facts, layer: int, share: float) -> float:

@@ -23,7 +23,7 @@ from twell.workbench.models.attach import unwrapped
 from twell.workbench.models.own_code import has_zeros, own_of
 from twell.workbench.option_fields import check_bounds
 from twell.workbench.run.store import Run
-from twell.workbench.text.sources import Source
+from twell.workbench.text.sources import TextSource
 from twell.workbench.watching.from_objects import capture
 
 OF_STUDY = ("neurons", "tokens", "batch_tokens", "seed")  # fields of AblateOptions that are arguments here
@@ -31,7 +31,7 @@ OF_STUDY = ("neurons", "tokens", "batch_tokens", "seed")  # fields of AblateOpti
 
 def study(
     model: nn.Module | str | Path,
-    texts: str | Path | Source | Sequence[str | Path | Source],
+    texts: str | Path | TextSource | Sequence[str | Path | TextSource],
     conditions: Sequence[str] = (),
     *,
     tokenizer: PreTrainedTokenizerFast | None = None,

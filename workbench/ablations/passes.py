@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from twell.workbench.ablations.actions import Action, Silence, apply
-from twell.workbench.ablations.conditions import Plan
+from twell.workbench.ablations.conditions import Intervention
 from twell.workbench.capturing.forward import LOGITS, Inputs
 from twell.workbench.models.ffn_slot import Cover
 from twell.workbench.models.own_code import OwnModel, masked_map
@@ -27,7 +27,7 @@ from twell.workbench.models.own_code import OwnModel, masked_map
 EVERY = 8  # firings that are left are counted on one of so many tokens
 
 
-class Passes:
+class AblationRunner:
     """Runs batches through a model, untouched and under each condition; a context, after which the model is as it was.
 
     threshold: firing is |hidden| > it; count: whether to count firings
@@ -46,7 +46,7 @@ class Passes:
         self._firings: dict[int, Tensor] = {}  # by layer, what is left in this pass on the counted tokens
         self._cover = Cover()
 
-    def __enter__(self) -> Passes:
+    def __enter__(self) -> AblationRunner:
         try:
             for layer, (block, down) in enumerate(zip(self.own.blocks, self.own.downs, strict=True)):
                 self._cover_block(layer, block)
@@ -61,18 +61,19 @@ class Passes:
         self._outputs.clear()
 
     @torch.inference_mode()
-    def run(self, inputs: Inputs, plans: Sequence[Plan], batch: int = 0) -> tuple[Tensor, Tensor]:
-        """Return losses in nats [1 + plans, m] of each token's next one, untouched first, and firings [1 + plans, n].
+    def run(self, inputs: Inputs, interventions: Sequence[Intervention], batch: int = 0) -> tuple[Tensor, Tensor]:
+        """Return losses in nats [1 + k, m] of each token's next one and firings [1 + k, n]: untouched, then each of k
+        interventions.
 
         batch: the batch's number. Firings are those left in all layers on one of EVERY tokens, int64.
         """
-        self._batch, self._last_kept = batch, max((plan.first for plan in plans), default=0)
+        self._batch, self._last_kept = batch, max((one.first for one in interventions), default=0)
         self._rows = inputs.row_of[::EVERY].long() if self.count else None
         none = inputs.row_of.new_zeros(-(-len(inputs.row_of) // EVERY), dtype=torch.int64)
         losses: list[Tensor] = []
         firings: list[Tensor] = []
         untouched: dict[int, Tensor] = {}
-        for actions, first in [({}, 0), *((plan.actions, plan.first) for plan in plans)]:
+        for actions, first in [({}, 0), *((one.actions, one.first) for one in interventions)]:
             self.actions, self._first = dict(actions), first
             self._firings = {layer: fired for layer, fired in untouched.items() if layer < first}
             losses.append(self._loss(inputs))

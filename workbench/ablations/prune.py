@@ -28,7 +28,7 @@ from transformers import AutoTokenizer
 from twell.workbench.ablations.before_after import Interval, Pruned, compare, report
 from twell.workbench.ablations.command import BATCH_TOKENS, TOKENS, model_of, refuse_other_model, text_sequences
 from twell.workbench.ablations.options import PruneOptions
-from twell.workbench.ablations.passes import Passes
+from twell.workbench.ablations.passes import AblationRunner
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.errors import UserError
 from twell.workbench.models import weights
@@ -146,7 +146,7 @@ def firings(own: OwnModel, cut: list[Batch]) -> tuple[NDArray, int]:
     """Return on how many tokens each neuron's hidden value is not 0, int64 [layers, d_ff], and how many tokens."""
     fires = torch.zeros((own.layers, own.d_ff), dtype=torch.int64, device=own.device)
     tokens = 0
-    with Passes(own, count=False) as passes:
+    with AblationRunner(own, count=False) as runner:
         for batch in cut:
             inputs = Inputs.of(batch, own.device)
             rows = inputs.row_of.long()
@@ -154,7 +154,7 @@ def firings(own: OwnModel, cut: list[Batch]) -> tuple[NDArray, int]:
             def count(layer: int, hidden: Tensor, rows: Tensor = rows) -> None:
                 fires[layer] += (hidden.reshape(-1, own.d_ff)[rows] != 0).sum(0)
 
-            passes.on_hidden = count
+            runner.on_hidden = count
             with torch.inference_mode():
                 own.body(input_ids=inputs.ids.view(-1, inputs.longest), use_cache=False)
             tokens += len(rows)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from twell.workbench.ablations.actions import Shrink
 from twell.workbench.ablations.appended import append, appending
-from twell.workbench.ablations.conditions import Condition, Facts, Plan, plan
-from twell.workbench.ablations.passes import EVERY, Passes
+from twell.workbench.ablations.conditions import Condition, Facts, Intervention, intervention_of
+from twell.workbench.ablations.passes import EVERY, AblationRunner
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.errors import UserError
 from twell.workbench.models.own_code import OwnModel
@@ -89,13 +89,13 @@ def run_study(run: Run, own: OwnModel, study: Study, done: Callable[[int, int], 
     nothing away, and where the run cannot be written to.
     """
     cut = list(batches(study.sequences, study.batch_tokens, study.special))
-    with appending(run.path), Passes(own, _threshold(run)) as passes:
+    with appending(run.path), AblationRunner(own, _threshold(run)) as runner:
         entry, recorded = _entry(open_run(run.path), study.record(own, 0))
         if entry["complete"]:
             return open_run(run.path)
-        plans = plans_of(run, own, study, cut, passes)
+        interventions = interventions_of(run, own, study, cut, runner)
         entry["thresholds"] = {
-            each.condition.name: _values(each, own.layers) for each in plans if each.condition.shares
+            each.condition.name: _values(each, own.layers) for each in interventions if each.condition.shares
         }
         longest = max(len(sequence.ids) for sequence in study.sequences)
         pending, began = _Pending(), time.monotonic() - entry["seconds"]
@@ -110,7 +110,7 @@ def run_study(run: Run, own: OwnModel, study: Study, done: Callable[[int, int], 
         try:
             for index, batch in enumerate(cut):
                 if batch.number not in recorded and batch.predicts.any():
-                    pending.add(_rows(passes, plans, batch, entry["study"], longest))
+                    pending.add(_rows(runner, interventions, batch, entry["study"], longest))
                 if pending.is_due and index + 1 < len(cut):
                     write(False)
                 done(index + 1, len(cut))
@@ -121,18 +121,20 @@ def run_study(run: Run, own: OwnModel, study: Study, done: Callable[[int, int], 
     return open_run(run.path)
 
 
-def plans_of(run: Run, own: OwnModel, study: Study, cut: Sequence[Batch], passes: Passes) -> list[Plan]:
+def interventions_of(
+    run: Run, own: OwnModel, study: Study, cut: Sequence[Batch], runner: AblationRunner
+) -> list[Intervention]:
     """Return the study's conditions as actions on this model, by the run's counts and values of the first batch."""
     values = None
     if any(condition.kind in ("smallest", "shares") for condition in study.conditions):
-        values = hidden_quantiles(own, cut[0], passes)
+        values = hidden_quantiles(own, cut[0], runner)
     facts = Facts(own.layers, own.d_ff, neuron_fires(run), values, _threshold(run))
-    return [plan(condition, facts, study.seed) for condition in study.conditions]
+    return [intervention_of(condition, facts, study.seed) for condition in study.conditions]
 
 
-def _values(plan: Plan, layers: int) -> list[float]:
-    """Return the value in each layer up to which a plan sets hidden values to 0; 0 where it does nothing."""
-    actions = [plan.actions.get(layer) for layer in range(layers)]
+def _values(intervention: Intervention, layers: int) -> list[float]:
+    """Return the value in each layer up to which an intervention sets hidden values to 0; 0 where it does nothing."""
+    actions = [intervention.actions.get(layer) for layer in range(layers)]
     return [action.threshold if isinstance(action, Shrink) else 0.0 for action in actions]
 
 
@@ -146,7 +148,7 @@ def neuron_fires(run: Run) -> NDArray | None:
     return fires
 
 
-def hidden_quantiles(own: OwnModel, batch: Batch, passes: Passes) -> NDArray:
+def hidden_quantiles(own: OwnModel, batch: Batch, runner: AblationRunner) -> NDArray:
     """Return the values |hidden| that are not 0 in each layer on a batch: QUANTILES of them, ascending."""
     inputs = Inputs.of(batch, own.device)
     quantiles = np.zeros((own.layers, QUANTILES))
@@ -159,11 +161,11 @@ def hidden_quantiles(own: OwnModel, batch: Batch, passes: Passes) -> NDArray:
             at = torch.linspace(0, len(values) - 1, QUANTILES, dtype=torch.float64).round().long()
             quantiles[layer] = values[at.to(values.device)].cpu().numpy()
 
-    passes.on_hidden = take
+    runner.on_hidden = take
     try:
-        passes.run(inputs, [])
+        runner.run(inputs, [])
     finally:
-        passes.on_hidden = None
+        runner.on_hidden = None
     return quantiles
 
 
@@ -181,10 +183,12 @@ def _entry(run: Run, planned: dict[str, Any]) -> tuple[dict[str, Any], set[int]]
     return {**planned, "study": 1 + max((entry["study"] for entry in entries), default=-1)}, set()
 
 
-def _rows(passes: Passes, plans: Sequence[Plan], batch: Batch, study: int, longest: int) -> dict[str, Any]:
+def _rows(
+    runner: AblationRunner, interventions: Sequence[Intervention], batch: Batch, study: int, longest: int
+) -> dict[str, Any]:
     """Return the rows of one batch: a row a condition and document. longest: of all sequences, in tokens"""
     try:
-        losses, firings = passes.run(Inputs.of(batch, passes.own.device), plans, batch.number)
+        losses, firings = runner.run(Inputs.of(batch, runner.own.device), interventions, batch.number)
     except torch.OutOfMemoryError:
         raise UserError(
             f"Expected memory for batches of {batch.padded:,} tokens, got too little on the device: lower "
@@ -196,7 +200,7 @@ def _rows(passes: Passes, plans: Sequence[Plan], batch: Batch, study: int, longe
     of_loss = np.repeat(index, batch.lengths - 1)  # a sequence of n tokens has n - 1 losses
     of_counted = np.repeat(index, batch.lengths)[::EVERY]
 
-    def sums(values: Tensor, groups: NDArray) -> NDArray:  # [1 + plans, documents]
+    def sums(values: Tensor, groups: NDArray) -> NDArray:  # [1 + interventions, documents]
         return np.stack([np.bincount(groups, row, len(documents)) for row in values.double().cpu().numpy()])
 
     loss, fired, tokens = (
@@ -205,7 +209,7 @@ def _rows(passes: Passes, plans: Sequence[Plan], batch: Batch, study: int, longe
         np.bincount(of_loss, minlength=len(documents)),
     )
     rows: dict[str, list[Any]] = {}
-    for number, each in enumerate(plans, start=1):
+    for number, each in enumerate(interventions, start=1):
         condition, count = each.condition, len(documents)
         about = {
             "study": study, "condition": condition.name, "kind": condition.kind, "layer": condition.layer,

@@ -39,10 +39,10 @@ from twell.workbench.run.store import Run, open_run
 from twell.workbench.run.uncounted import counts_no_token, no_counted_token, nonfinite_note
 from twell.workbench.run.writer import RunWriter, refuse_existing
 from twell.workbench.text.batches import Batch
-from twell.workbench.text.sources import Source, open_sources
+from twell.workbench.text.sources import TextSource, open_sources
 
 
-def capture(options: CaptureOptions, given: list[Source] | None = None, quiet: bool = False) -> Run:
+def capture(options: CaptureOptions, given: list[TextSource] | None = None, quiet: bool = False) -> Run:
     """Record a run. Nothing is written before the model is loaded and the first text is read.
 
     given: the text, opened, in place of the options' names; quiet: print nothing
@@ -74,7 +74,7 @@ def capture(options: CaptureOptions, given: list[Source] | None = None, quiet: b
 def record(
     loaded: LoadedModel,
     options: CaptureOptions,
-    sources: list[Source],
+    sources: list[TextSource],
     resume_point: ResumePoint | None = None,
     ranks: Ranks | None = None,
     quiet: bool = False,
@@ -136,7 +136,7 @@ def _refuse_model(loaded: LoadedModel, options: CaptureOptions) -> None:
 def _record(
     recorder: Recorder,
     ranks: Ranks,
-    sources: list[Source],
+    sources: list[TextSource],
     stream: BatchStream,
     batches: Iterator[Batch],
     total: int | None,

@@ -29,7 +29,7 @@ from twell.workbench.run.manifest import COMPLETE, Manifest
 from twell.workbench.run.part_files import read_part
 from twell.workbench.run.rank_share import RankShare
 from twell.workbench.run.store import Run
-from twell.workbench.text.sources import Source
+from twell.workbench.text.sources import TextSource
 from twell.workbench.text.streams import STDIN
 
 POLL_SECONDS = 0.2  # between two checks of whether the other ranks are done
@@ -84,7 +84,7 @@ class Ranks(RankShare):
         """Return whether this rank runs a window of the text, by its number."""
         return window % self.world == self.rank
 
-    def refuse_stdin(self, sources: list[Source]) -> None:
+    def refuse_stdin(self, sources: list[TextSource]) -> None:
         """Raise UserError for standard input, which several processes cannot each read from the beginning."""
         if self.world > 1 and any(source.name == STDIN for source in sources):
             raise UserError("Expected text that every rank can read, got standard input: put it into a file.")

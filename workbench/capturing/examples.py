@@ -27,7 +27,7 @@ from twell.kernels.backends.selection import (
     REACH,
     WINDOW,
     Bounds,
-    Rows,
+    RowMetadata,
     Selection,
     bin_of,
     draws_of_sample,
@@ -163,7 +163,7 @@ class Examples:
             return Bounds.none(self.d_ff, device)
         return Bounds(self._bounds.value[layer], self._bounds.draw[layer])
 
-    def merge(self, selection: Selection, rows: Rows) -> None:
+    def merge(self, selection: Selection, rows: RowMetadata) -> None:
         """Merge what was selected in a batch, of all layers. rows: of the batch"""
         there = selection.keys != 0
         for kind, keys, row, present, window in zip(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twell.kernels.backends.selection import Rows, Selection, draw_of, mixed
+from twell.kernels.backends.selection import RowMetadata, Selection, draw_of, mixed
 from twell.kernels.backends.selection_native import select
 from twell.kernels.layout import TwELL, entries
 from twell.workbench.capturing.examples import DRAWS, Examples, lists
@@ -64,7 +64,7 @@ class BatchFirings:
         self.collector = collector
         self._selection: Selection | None = None
         if collector.examples is not None:
-            self._row_info = row_info(batch, inputs)
+            self._row_metadata = row_metadata(batch, inputs)
         sampled = np.zeros(0, dtype=bool)
         if collector.fired:
             numbers = (
@@ -85,7 +85,7 @@ class BatchFirings:
                 shape = (examples.layers, examples.d_ff, examples.k)
                 self._selection = Selection.empty(*shape, dtype, packed.device)
             bounds, out = examples.bounds(layer, packed.device), self._selection.of_layer(layer)
-            select(packed, self._row_info, layer, bounds, out)
+            select(packed, self._row_metadata, layer, bounds, out)
         if layer in self.collector.fired and len(self._rows):
             self._fired.append((layer, *entries(packed.take_rows(self._rows))))
 
@@ -97,7 +97,7 @@ class BatchFirings:
     def commit(self) -> Iterator[dict[str, Any]]:
         """Merge the batch's firings into the collector; yield the rows of the `fired` table, a dict for each layer."""
         if self.collector.examples is not None and self._selection is not None:
-            self.collector.examples.merge(self._selection, self._row_info)
+            self.collector.examples.merge(self._selection, self._row_metadata)
         sequence, position = self._keys
         kind, most = nnz_type(self.collector.d_ff), torch.finfo(torch.float16).max
         for layer, row, neuron, value in self._fired:
@@ -130,7 +130,7 @@ def parse_fired(text: str, layers: int) -> tuple[frozenset[int], float]:
     return frozenset(chosen), part
 
 
-def row_info(batch: Batch, inputs: Inputs) -> Rows:
+def row_metadata(batch: Batch, inputs: Inputs) -> RowMetadata:
     """Return what selecting examples needs to know of a batch's rows, on its way to the device in one copy."""
     device, longest = inputs.ids.device, batch.longest
     position = np.arange(batch.padded) % longest - np.repeat(batch.begins, longest)
@@ -140,4 +140,4 @@ def row_info(batch: Batch, inputs: Inputs) -> Rows:
     if device.type == "cuda":
         joined = joined.pin_memory()  # so that the copy does not wait
     position_, length_, fresh_ = joined.to(device, non_blocking=True)
-    return Rows(inputs.rows, inputs.rows * fresh_.to(torch.uint8), inputs.sequence, position_, length_)
+    return RowMetadata(inputs.rows, inputs.rows * fresh_.to(torch.uint8), inputs.sequence, position_, length_)

@@ -69,13 +69,13 @@ def generate(
     known = None if flags is None else Inputs.of(batch, loaded.device, flags).rows.view(len(batch.sequences), -1)
     prompts = batch.given()
     keeps_firings = collector is not None and collector.is_active
-    passes = Passes(loaded, prompts, config.tokens, probes, keeps_firings, known, times)
-    ids = passes.inputs.ids.view(len(prompts.sequences), -1).long()
-    real = torch.zeros_like(ids).view(-1).index_fill_(0, passes.inputs.row_of.long(), 1).view_as(ids)
+    recorder = GenerationRecorder(loaded, prompts, config.tokens, probes, keeps_firings, known, times)
+    ids = recorder.inputs.ids.view(len(prompts.sequences), -1).long()
+    real = torch.zeros_like(ids).view(-1).index_fill_(0, recorder.inputs.row_of.long(), 1).view_as(ids)
     whole = nullcontext() if times is None else times.whole_pass()
-    with _seeded(loaded, config.seed + batch.number), passes.recording(), whole:
-        _run(loaded, ids, real, config, passes.ends)
-    return passes.joined(loss, collector, flags)
+    with _seeded(loaded, config.seed + batch.number), recorder.recording(), whole:
+        _run(loaded, ids, real, config, recorder.ends)
+    return recorder.joined(loss, collector, flags)
 
 
 def _run(loaded: LoadedModel, ids: Tensor, real: Tensor, config: GenerationConfig, ends: Tensor) -> None:
@@ -110,7 +110,7 @@ class _ReadToTheEnd(StoppingCriteria):
 
 
 @dataclass
-class Pass:
+class ForwardPass:
     """One forward pass: its input ids, which of them are tokens, and what each layer counted."""
 
     ids: Tensor  # [sequences, positions]
@@ -120,8 +120,8 @@ class Pass:
     hidden: Tensor | None = None  # [sequences, positions, d_model], after the last layer
 
 
-class Passes:
-    """The forward passes of one call of `generate`, recorded as they run."""
+class GenerationRecorder:
+    """Records the forward passes of one call of `generate` as they run."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Passes:
         self._special = torch.from_numpy(prompts.special).to(loaded.device)
         self._numbers = torch.from_numpy(prompts.numbers).to(loaded.device)
         self._over = torch.zeros(len(prompts.sequences), dtype=torch.bool, device=loaded.device)
-        self.passes: list[Pass] = []
+        self.passes: list[ForwardPass] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -168,7 +168,7 @@ class Passes:
         if self.known is not None:
             rows = self.known[:, column : column + ids.shape[1]]
             plain = torch.zeros_like(plain) if rows.shape != plain.shape else rows
-        self.passes.append(Pass(ids, real))
+        self.passes.append(ForwardPass(ids, real))
         about: dict[str, Any] = {} if self.times is None else {"before": self.times.begin}
         about |= {
             "rows": plain.to(torch.uint8).reshape(-1).contiguous(),
@@ -223,7 +223,7 @@ class Passes:
             predicted = next_tokens(self.loaded, hidden, inputs)
         return batch, gather(stats, LayerSums.stack(stats, unions), inputs.row_of, predicted), firings
 
-    def _order(self, passes: list[Pass]) -> Tensor:
+    def _order(self, passes: list[ForwardPass]) -> Tensor:
         """Return int64 [rows of the batch]: each row's index among the rows of all passes, one pass after the other."""
         begin, indices = 0, []
         for one in passes:

@@ -19,7 +19,7 @@ from twell.workbench.options import CaptureOptions
 from twell.workbench.text.batches import Batch, batches
 from twell.workbench.text.repeats import marked
 from twell.workbench.text.sequences import PIECE, PIECE_SECONDS, Sequence, Tokenizing, documents, sequences
-from twell.workbench.text.sources import Source
+from twell.workbench.text.sources import TextSource
 from twell.workbench.text.vocabulary import special_ids
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def prompt_length(loaded: LoadedModel, options: CaptureOptions) -> int:
 
 
 def read_batches(
-    loaded: LoadedModel, options: CaptureOptions, sources: list[Source], ranks: Ranks | None = None
+    loaded: LoadedModel, options: CaptureOptions, sources: list[TextSource], ranks: Ranks | None = None
 ) -> BatchStream:
     """Return the text in batches, tokenised ahead; with `ranks`, only the batches of this rank."""
     tokenizing = Tokenizing()

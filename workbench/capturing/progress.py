@@ -37,7 +37,7 @@ from twell.workbench.run.manifest import COMPLETE
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
 from twell.workbench.text.sequences import documents
-from twell.workbench.text.sources import Source
+from twell.workbench.text.sources import TextSource
 
 SAMPLE = 2**16  # characters whose tokens are counted, to estimate how many a file has
 BYTES_PER_COUNT = 1.2  # on disk, a token and layer
@@ -48,7 +48,7 @@ LINES = (2.0, 6.0)  # seconds after the first batch at which the first lines com
 LINE_SECONDS = 15.0  # between two later ones
 
 
-def expected_tokens(loaded: LoadedModel, options: CaptureOptions, sources: list[Source]) -> int | None:
+def expected_tokens(loaded: LoadedModel, options: CaptureOptions, sources: list[TextSource]) -> int | None:
     """Estimate the tokens of the run, at least those that --generate adds included; None if a size is not known."""
     total = _text_tokens(loaded.tokenizer, sources, options.tokens)
     if total is not None and options.generate:  # at the least: every prompt as long as it can be
@@ -56,13 +56,13 @@ def expected_tokens(loaded: LoadedModel, options: CaptureOptions, sources: list[
     return total
 
 
-def _text_tokens(tokenizer: PreTrainedTokenizerFast, sources: list[Source], limit: int | None) -> int | None:
+def _text_tokens(tokenizer: PreTrainedTokenizerFast, sources: list[TextSource], limit: int | None) -> int | None:
     """Estimate the tokens of the text, up to `limit`, from the beginning of each file; None if a size is not known."""
     total = 0.0
     for source in sources:
         if source.size is None:
             return limit
-        piece = next(documents([Source(source.name)])).text[:SAMPLE]
+        piece = next(documents([TextSource(source.name)])).text[:SAMPLE]
         total += source.size * len(tokenizer(piece)["input_ids"]) / len(piece.encode())
     return round(total) if limit is None else min(limit, round(total))
 

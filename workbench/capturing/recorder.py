@@ -45,7 +45,7 @@ class Commits(Protocol):
     def commit(self) -> Iterable[dict[str, Any]]: ...
 
 
-class TextSource(Protocol):
+class ListedSource(Protocol):
     """A text source, and its entry in the manifest."""
 
     name: str
@@ -147,7 +147,7 @@ class Recorder:
             counted.sums.values = firings.fires
         return batch, counted, firings
 
-    def finish(self, status: str, sources: Iterable[TextSource]) -> None:
+    def finish(self, status: str, sources: Iterable[ListedSource]) -> None:
         """Write what is left and set the manifest's last fields. The last batch has ended its window."""
         if self._in_flight is not None:
             self._take(*self._calibrated(self._in_flight))

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from twell.workbench.errors import UserError
-from twell.workbench.text.sources import Source, is_source_name, open_sources
+from twell.workbench.text.sources import TextSource, is_source_name, open_sources
 
 NAME = "text"  # of the source that given texts are
 
 
-class GivenTexts(Source):
+class GivenTexts(TextSource):
     """The texts that a caller gives, as one source."""
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -19,24 +19,24 @@ class GivenTexts(Source):
         self._begin(NAME, None, _documents)
 
 
-def _documents(source: Source) -> Iterator[list[str]]:
+def _documents(source: TextSource) -> Iterator[list[str]]:
     assert isinstance(source, GivenTexts)
     for text in source.texts:
         source.hashed(text.encode())
         yield [text]
 
 
-def sources_of(texts: str | Path | Source | Sequence[str | Path | Source]) -> list[Source]:
+def sources_of(texts: str | Path | TextSource | Sequence[str | Path | TextSource]) -> list[TextSource]:
     """Return the sources that are given by name, and the other strings as one more.
 
     A string is a name where it has a source's form and no white space, or is a file's; a Path always is one.
     Raises UserError for a name that is no source, and for no text at all.
     """
-    given = [texts] if isinstance(texts, (str, Path, Source)) else list(texts)
-    sources: list[Source] = []
+    given = [texts] if isinstance(texts, (str, Path, TextSource)) else list(texts)
+    sources: list[TextSource] = []
     plain: list[str] = []
     for one in given:
-        if isinstance(one, Source):
+        if isinstance(one, TextSource):
             sources.append(one)
         elif isinstance(one, Path) or (isinstance(one, str) and is_source_name(one)):
             sources += open_sources([str(one)])

@@ -4,7 +4,7 @@ The idea: a document is read in pieces of at most PIECE characters, so that a fi
 memory; the ends of pieces depend on the text alone. Cost: that of the tokenizer, which gets BATCH characters at a time
 so that its threads have work: about 200 000 tokens a second and core.
 
-    sources = [Source("builtin:passages"), Source("notes.jsonl")]
+    sources = [TextSource("builtin:passages"), TextSource("notes.jsonl")]
     for sequence in sequences(documents(sources), tokenizer, seq_len=1024): ...
     manifest["text"] = [source.manifest() for source in sources]
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twell.workbench.errors import UserError, first_line
-from twell.workbench.text.sources import Source, builtins
+from twell.workbench.text.sources import TextSource, builtins
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -89,14 +89,14 @@ class Sequence:
     repeated: np.ndarray | None = None  # bool: of the first tokens, whether `repeats.py` marks them; None: unmarked
 
 
-def documents(sources: Iterable[str | Source]) -> Iterator[Document]:
+def documents(sources: Iterable[str | TextSource]) -> Iterator[Document]:
     """Return the documents of all sources, in order, in pieces (see Document).
 
     A text file is one document, however many blank lines it has. So is a line of a `.jsonl` file (its field `text`), a
     passage, a topic of Python's help, and all docstrings of one module of its library. Every name is checked before the
     first document is returned. Raises UserError for a wrong name, a source named twice, and a source without text.
     """
-    opened = [source if isinstance(source, Source) else Source(source) for source in sources]
+    opened = [source if isinstance(source, TextSource) else TextSource(source) for source in sources]
     if not opened:
         raise UserError(f"Expected at least one text source, got none: name a file, or {builtins()}.")
     names = [source.name for source in opened]
@@ -106,7 +106,7 @@ def documents(sources: Iterable[str | Source]) -> Iterator[Document]:
     return chain.from_iterable(map(_documents, opened))
 
 
-def _documents(source: Source) -> Iterator[Document]:
+def _documents(source: TextSource) -> Iterator[Document]:
     """Yield one source's documents in pieces. Raises UserError at the end if all of them are blank."""
     blank = True
     for number, chunks in enumerate(source.read()):

@@ -11,7 +11,7 @@
 | `builtin:passages` | 65 passages written for this workbench |
 | `builtin:python-docs` | the English that ships inside every CPython |
 
-A name is checked when its Source is constructed, before anything slow begins; everything read is hashed for the
+A name is checked when its TextSource is constructed, before anything slow begins; everything read is hashed for the
 manifest. Cost: about 2 s for all of `builtin:python-docs`, which parses the library's modules and imports none of them,
 and 0.5 s for 100 MB of text.
 
@@ -19,7 +19,7 @@ and 0.5 s for 100 MB of text.
         for chunks in source.read(): print("".join(chunks))
         source.manifest()
 
-A new kind of source is one function from a Source to its documents, and one line in KINDS.
+A new kind of source is one function from a TextSource to its documents, and one line in KINDS.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SKIPPED = {"test", "tests", "idlelib", "idle_test", "site-packages", "dist-pack
 Documents = Iterator[Iterable[str]]  # each in chunks of text, so that only a JSON line or a row must fit in memory
 
 
-class Source:
+class TextSource:
     """One text source. Reading it counts and hashes its bytes.
 
     size: bytes of text if they are known before it is read, else None; bytes: read so far
@@ -66,7 +66,7 @@ class Source:
         elif kind == STDIN:
             streams.refuse_closed_stdin()
 
-    def _begin(self, name: str, size: int | None, read: Callable[[Source], Documents]) -> None:
+    def _begin(self, name: str, size: int | None, read: Callable[[TextSource], Documents]) -> None:
         """Set what a source has. read: returns its documents"""
         self.name, self.size, self._read = name, size, read
         self.bytes, self._sha256 = 0, hashlib.sha256()
@@ -91,9 +91,9 @@ class Source:
         return {"source": self.name, "sha256": self._sha256.hexdigest(), "bytes": self.bytes}
 
 
-def open_sources(names: Iterable[str]) -> list[Source]:
+def open_sources(names: Iterable[str]) -> list[TextSource]:
     """Return the sources of these names, patterns replaced by the files that match. Raises UserError for no match."""
-    return [Source(name) for given in names for name in _matching(str(given))]
+    return [TextSource(name) for given in names for name in _matching(str(given))]
 
 
 def is_source_name(text: str) -> bool:
@@ -125,22 +125,22 @@ def _matching(name: str) -> list[str]:
 # ---- kinds of source
 
 
-def _text_file(source: Source) -> Documents:
+def _text_file(source: TextSource) -> Documents:
     yield streams.decoded(source.name, streams.blocks(Path(source.name), source.hashed))
 
 
-def _json_lines(source: Source) -> Documents:
+def _json_lines(source: TextSource) -> Documents:
     return ([text] for text in streams.json_texts(source.name, streams.blocks(Path(source.name), source.hashed)))
 
 
-def _stdin(source: Source) -> Documents:
+def _stdin(source: TextSource) -> Documents:
     yield streams.decoded("standard input", streams.stdin_blocks(source.hashed))
 
 
-def _rows(texts: Callable[[str], Iterator[str]]) -> Callable[[Source], Documents]:
+def _rows(texts: Callable[[str], Iterator[str]]) -> Callable[[TextSource], Documents]:
     """Return the reader of a kind whose texts are hashed, a row each. texts: yields them for a source's name"""
 
-    def read(source: Source) -> Documents:
+    def read(source: TextSource) -> Documents:
         for number, text in enumerate(texts(source.name), start=1):
             if len(encoded := streams.encoded(text, f"row {number} of {source.name}")) > streams.LONGEST:
                 raise streams.too_long(f"row {number} of {source.name}")
@@ -150,12 +150,12 @@ def _rows(texts: Callable[[str], Iterator[str]]) -> Callable[[Source], Documents
     return read
 
 
-def _passages(source: Source) -> Documents:
+def _passages(source: TextSource) -> Documents:
     with as_file(files("twell.data") / "passages.jsonl") as path:
         yield from ([text] for text in streams.json_texts(source.name, streams.blocks(path, source.hashed)))
 
 
-def _python_docs(source: Source) -> Documents:
+def _python_docs(source: TextSource) -> Documents:
     """Yield Python's help topics in order of name, then the docstrings of its library, module by module."""
     from pydoc_data.topics import topics
 
@@ -177,7 +177,7 @@ def _docstrings(path: Path) -> str:
 
 
 PARQUET, HF = ".parquet", "hf:"
-KINDS: dict[str, Callable[[Source], Documents]] = {
+KINDS: dict[str, Callable[[TextSource], Documents]] = {
     ".txt": _text_file,
     ".jsonl": _json_lines,
     PARQUET: _rows(tables.parquet_texts),

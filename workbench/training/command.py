@@ -29,7 +29,7 @@ from twell.workbench.training.corpus import Corpus, in_order, prepare, source_na
 from twell.workbench.training.ffn import ACTIVATIONS
 from twell.workbench.training.folder import TrainingFolder, difference, writing
 from twell.workbench.training.log import new_manifest
-from twell.workbench.training.loop import Training
+from twell.workbench.training.loop import TrainingLoop
 from twell.workbench.training.ranks import TrainingRanks, gathered
 from twell.workbench.training.recipes import Recipe, from_dict, load_recipe
 from twell.workbench.training.sparse_llama import evaluate, plain
@@ -127,7 +127,7 @@ def _run(
 ) -> None:
     """Train to the end, and write the model."""
     compiled = options.compile and device.type == "cuda"
-    training = Training(recipe, corpus, device, compiled, options.kernel, ranks, start, teacher)
+    training = TrainingLoop(recipe, corpus, device, compiled, options.kernel, ranks, start, teacher)
     if start is not None:
         folder.record["origin_loss"] = training.loss_with(start.activation)
     size = sum(p.numel() for p in training.state.model.parameters())
@@ -157,7 +157,7 @@ def tf32(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def finish(training: Training, folder: TrainingFolder, options: TrainOptions) -> None:
+def finish(training: TrainingLoop, folder: TrainingFolder, options: TrainOptions) -> None:
     """Measure the model as it is saved (weights rounded to bf16), save it, and write what was measured beside it."""
     if not training.ranks.evaluates:
         return
@@ -178,7 +178,7 @@ def finish(training: Training, folder: TrainingFolder, options: TrainOptions) ->
         "status": "complete",
         "steps": training.state.step,
         "tokens": training.state.step * recipe.step_tokens,
-        "epochs": training.state.step / training.rows.steps,
+        "epochs": training.state.step / training.batches.steps,
         "minutes": training.state.seconds / 60,
         "parameters": sum(p.numel() for p in model.parameters()),
         "device": torch.cuda.get_device_name() if training.device.type == "cuda" else "CPU",

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerFast
 from twell.workbench.errors import UserError
 from twell.workbench.run import locks
 from twell.workbench.text.sequences import documents
-from twell.workbench.text.sources import Source, open_sources
+from twell.workbench.text.sources import TextSource, open_sources
 
 END_OF_TEXT = "<|endoftext|>"  # opens every document; also end of sequence and padding
 BATCH = 256  # pieces of text that are tokenised in parallel
@@ -151,7 +151,7 @@ def encode(tokenizer: Tokenizer, pieces: Iterable[Piece], opening: str = END_OF_
     return np.concatenate(ids) if ids else np.empty(0, dtype)
 
 
-class Rows:
+class TrainingBatches:
     """The rows of the stream that each step trains on, in a new order and from a new offset in each epoch.
 
     ids [n]: the stream; seq_len: tokens a row; rows: rows a step; seed: of order and offset; mark: the id that opens a
@@ -201,7 +201,7 @@ def unigram_loss(train: np.ndarray, heldout: np.ndarray, vocab: int) -> float:
     return float(-np.log(counts / counts.sum())[heldout[1:]].mean())
 
 
-def _pieces(source: Source) -> Iterator[Piece]:
+def _pieces(source: TextSource) -> Iterator[Piece]:
     """Yield a source's text in pieces, which are cut at ends of lines where that is possible."""
     number = None
     for document in documents([source]):

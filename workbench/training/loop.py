@@ -21,7 +21,7 @@ from twell.kernels.training import SPARSE_SHARE
 from twell.workbench.errors import UserError
 from twell.workbench.models.pretrained import Pretrained, Teacher
 from twell.workbench.training.checkpoint import TrainingState
-from twell.workbench.training.corpus import Corpus, Rows, in_order
+from twell.workbench.training.corpus import Corpus, TrainingBatches, in_order
 from twell.workbench.training.ffn import SparseLayers
 from twell.workbench.training.folder import TrainingFolder, writing
 from twell.workbench.training.log import Row
@@ -35,7 +35,7 @@ EVALUATION_TOKENS = 131_072  # held-out tokens of the log's losses; the final fi
 TIMED_SHARE = 0.01  # of the time, for steps that are timed dense and sparse in turns
 
 
-class Training:
+class TrainingLoop:
     """One run of a recipe: its state, and sums over the steps since the log's last row.
 
     compiled: by torch.compile; kernel: auto, dense or sparse, as in `SparseLayers`; ranks: the processes that share it
@@ -69,7 +69,7 @@ class Training:
         self.objective = Objective(model, recipe.l1_weights, recipe.checkpointing, compiled, teach=teach)
         self.module = self.ranks.wrap(self.objective)
         self.state = TrainingState(model, make_optimizer(recipe, model), total=total)
-        self.rows = Rows(corpus.train, recipe.seq_len, recipe.rows, recipe.seed, corpus.mark)
+        self.batches = TrainingBatches(corpus.train, recipe.seq_len, recipe.rows, recipe.seed, corpus.mark)
         tokens = recipe.step_tokens // (self.ranks.world * recipe.micro_batches)
         self.layers = SparseLayers(ffns(model), kernel, device, tokens)
         self._began, self._paced = time.monotonic(), (0.0, 0)  # of the loop; of the pace: seconds and step
@@ -100,7 +100,7 @@ class Training:
 
     def _own_rows(self) -> Tensor:
         """Return this rank's rows [rows, seq_len + 1] of the next step, on the device."""
-        rows = self.ranks.share(self.rows.batch(self.state.step))
+        rows = self.ranks.share(self.batches.batch(self.state.step))
         return rows.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else rows
 
     def _backward(self, rows: Tensor, coefficient: float) -> tuple[Tensor, Tensor, Tensor]:

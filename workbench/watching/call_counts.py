@@ -33,8 +33,8 @@ class Keeps(Protocol):
 
 
 @dataclass
-class Pass:
-    """A call that is running.
+class CallCounts:
+    """The counts of a call while it runs, and the rows that they are of.
 
     numbers: int32 [sequences, columns], each row's sequence; real: bool of that shape, None: all are tokens
     phase: uint8 [columns]; tokens, rows: int32 and uint8 [n], as the probe has them; cache: what it was given, or None

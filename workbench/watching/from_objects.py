@@ -27,7 +27,7 @@ from twell.workbench.option_fields import check_bounds
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.store import Run, refuse_existing
 from twell.workbench.text.given import sources_of
-from twell.workbench.text.sources import Source
+from twell.workbench.text.sources import TextSource
 
 OF_A_PATH = ("revision", "device", "resume")  # options that an object has decided already
 NOT_GIVEN = ("model", "text", "out")  # arguments of their own here
@@ -35,7 +35,7 @@ NOT_GIVEN = ("model", "text", "out")  # arguments of their own here
 
 def capture(
     model: nn.Module | str | Path,
-    texts: str | Path | Source | Sequence[str | Path | Source],
+    texts: str | Path | TextSource | Sequence[str | Path | TextSource],
     *,
     tokenizer: PreTrainedTokenizerFast | None = None,
     out: str | Path | None = None,

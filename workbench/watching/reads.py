@@ -2,8 +2,8 @@
 
 The idea: a `Read` is one forward pass: its rows, their sequences, and their counts on the way to the host. The passes
 over one cache are a `Group`. A sequence ends with its cache, or with the call that has none; its tokens are then put
-in order, as if they had gone through the model at once. Beams that part from a sequence are sequences of their own from
-there on: every token that the model reads is one row.
+in order, as if they had gone through the model at once. A beam that branches off a sequence is a sequence of its own
+from there on: every token that the model reads is one row.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Ahead:
 
 
 @dataclass
-class Part:
+class Branch:
     """A sequence that begins where another goes on without it: after a fork of beams, or a cut of its cache."""
 
     parent: int | None  # the number of the sequence that its context is, up to `column`
@@ -110,8 +110,8 @@ class Group:
         column: how many columns the cache held before
         """
         self.numbers, self.columns, self.begun_at = numbers, column, column
-        self.parts = {
-            int(number): Part(None, column, int(document), column)
+        self.branches = {
+            int(number): Branch(None, column, int(document), column)
             for number, document in zip(*(np.unique(one) for one in (numbers, documents)), strict=True)
         }
         self.over: Tensor | None = None  # bool [rows]: sequences that ended within `generate`
@@ -144,7 +144,7 @@ class Group:
             number = int(self.numbers[row])
             if number in taken:
                 parent, number = number, next(fresh)
-                self.parts[number] = Part(parent, self.columns, self.parts[parent].document)
+                self.branches[number] = Branch(parent, self.columns, self.branches[parent].document)
             taken.add(number)
             numbers.append(number)
         self.numbers = np.array(numbers, dtype=np.int32)
@@ -156,7 +156,7 @@ class Group:
         numbers = []
         for number in self.numbers.tolist():
             numbers.append(next(fresh))
-            self.parts[numbers[-1]] = Part(number, columns, self.parts[number].document)
+            self.branches[numbers[-1]] = Branch(number, columns, self.branches[number].document)
         self.numbers, self.columns = np.array(numbers, dtype=np.int32), columns
 
     def batch(
@@ -173,7 +173,7 @@ class Group:
         positions = self._positions(tokens)
         begins = np.flatnonzero(np.diff(tokens.sequence, prepend=-1))
         sequences = tuple(
-            Sequence(self.parts[int(tokens.sequence[begin])].document, SOURCE, int(positions[begin]), ids)
+            Sequence(self.branches[int(tokens.sequence[begin])].document, SOURCE, int(positions[begin]), ids)
             for begin, ids in zip(begins, np.split(tokens.ids, begins[1:]), strict=True)
         )
         numbers = tokens.sequence[begins]
@@ -190,11 +190,11 @@ class Group:
 
         def before(number: int, column: int) -> int:
             """Return how many tokens the context of a sequence has before a column."""
-            part = self.parts[number]
+            branch = self.branches[number]
             own = int((spans.get(number, np.empty(0)) < column).sum())
-            return own + (part.start if part.parent is None else before(part.parent, min(column, part.column)))
+            return own + (branch.start if branch.parent is None else before(branch.parent, min(column, branch.column)))
 
-        base = [before(int(number), self.parts[int(number)].column) for number in tokens.sequence[begins]]
+        base = [before(int(number), self.branches[int(number)].column) for number in tokens.sequence[begins]]
         lengths = np.diff(begins, append=len(tokens.sequence))
         running = np.arange(len(tokens.sequence)) - np.repeat(begins, lengths)
         return (running + np.repeat(base, lengths)).astype(np.int32)
@@ -204,12 +204,12 @@ class Group:
 
         lengths: positions by number that the sequences written had
         """
-        parts, numbers = {}, []
+        branches, numbers = {}, []
         for number in self.numbers.tolist():
             numbers.append(next(fresh))
-            part = self.parts[number]
-            parts[numbers[-1]] = Part(None, self.columns, part.document, lengths.get(number, part.start))
-        self.numbers, self.parts = np.array(numbers, dtype=np.int32), parts
+            branch = self.branches[number]
+            branches[numbers[-1]] = Branch(None, self.columns, branch.document, lengths.get(number, branch.start))
+        self.numbers, self.branches = np.array(numbers, dtype=np.int32), branches
         self.reads, self.sums = [], None
 
 

@@ -142,7 +142,7 @@ class watch(Answers):  # called like a function, in a with statement
         try:
             self.tracker.hand_on(all_of_them=True)
             if self._recorder is not None:
-                self._recorder.finish(COMPLETE if kind is None else INTERRUPTED, [_Source()])
+                self._recorder.finish(COMPLETE if kind is None else INTERRUPTED, [_WatchedText()])
         except BaseException:
             if self._recorder is not None:
                 self._recorder.rescue()
@@ -244,7 +244,7 @@ class watch(Answers):  # called like a function, in a with statement
         return Recorder(self.loaded, RunWriter(folder, new_manifest(self.loaded, options, [SOURCE])), options)
 
 
-class _Source:
+class _WatchedText:
     """The text of a watch, as a manifest lists it."""
 
     name = SOURCE

@@ -26,7 +26,7 @@ from twell.workbench.capturing.forward import counting_probe, gather
 from twell.workbench.capturing.layer_sums import LayerSums
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import AttachedModel
-from twell.workbench.watching.call_counts import Generation, Pass, phases
+from twell.workbench.watching.call_counts import CallCounts, Generation, phases
 from twell.workbench.watching.call_inputs import CallInputs, cache_of, cached_columns, logits_of, packed_numbers
 from twell.workbench.watching.reads import Group, Read
 
@@ -67,7 +67,7 @@ class Tracker:
         self._open: deque[Group] = deque()
         self._by_cache: dict[int, tuple[weakref.ref[Any], Group]] = {}
         self._generations: list[Generation] = []
-        self._pass: Pass | None = None
+        self._running: CallCounts | None = None
         for slot in loaded.slots:
             slot.on_hidden = self._on_dense_hidden if hidden else None
 
@@ -97,8 +97,8 @@ class Tracker:
         if inputs.shape is None:
             return
         with torch.inference_mode():
-            running = self._pass_of(inputs)
-        self._pass = running
+            running = self._begin_call(inputs)
+        self._running = running
         if self.on_fires is not None:
             self._hear_firings(running)
             return
@@ -110,13 +110,13 @@ class Tracker:
 
     def drop(self) -> None:
         """Forget a call that raised."""
-        self._pass = None
+        self._running = None
         self._hear_firings(None)
         self.loaded.set_probe(Probe())
 
     def end(self, output: Any) -> None:
         """Take what a call counted."""
-        running, self._pass = self._pass, None
+        running, self._running = self._running, None
         self._hear_firings(None)
         self.loaded.set_probe(Probe())
         if running is None or not (running.stats or running.fires):
@@ -214,8 +214,8 @@ class Tracker:
             return False
         return True
 
-    def _pass_of(self, inputs: CallInputs) -> Pass:
-        """Return the pass that begins, with its rows."""
+    def _begin_call(self, inputs: CallInputs) -> CallCounts:
+        """Return the counts of the call that begins, with its rows and no counts yet."""
         assert inputs.shape is not None
         sequences, columns = inputs.shape
         group = None if inputs.cache is None else self._group_of(inputs.cache)
@@ -246,7 +246,7 @@ class Tracker:
         rows = inputs.countable(real, is_first, begins, special).to(device, torch.uint8).reshape(-1)
         ids = torch.full(inputs.shape, self._no_id) if inputs.ids is None else inputs.ids
         tokens = ids.to(device, torch.int32).reshape(-1).contiguous()
-        return Pass(self, group, wide, real, phase, tokens, rows, inputs.cache)
+        return CallCounts(self, group, wide, real, phase, tokens, rows, inputs.cache)
 
     @property
     def _are_numbers_idle(self) -> bool:
@@ -255,17 +255,17 @@ class Tracker:
 
     # ---- counts
 
-    def _hear_firings(self, running: Pass | None) -> None:
+    def _hear_firings(self, running: CallCounts | None) -> None:
         """Have dense passes tell what fires, where that is all that is counted."""
         if self.on_fires is not None:
             for slot in self.loaded.slots:
                 slot.on_fired = None if running is None else running.on_fired
 
     def _on_dense_hidden(self, layer: int, hidden: Tensor) -> None:
-        if layer in self.hidden_layers and self._pass is not None:
+        if layer in self.hidden_layers and self._running is not None:
             self.hidden[layer] = hidden  # itself, so that gradients can be taken with regard to it
 
-    def _losses(self, running: Pass, logits: Tensor | None) -> Tensor | None:
+    def _losses(self, running: CallCounts, logits: Tensor | None) -> Tensor | None:
         """Return the losses of a call's rows; tell these, and those at the end of the call that it goes on from."""
         losses = None
         if self.on_losses is not None:
@@ -275,7 +275,7 @@ class Tracker:
                     self.on_losses(each)
         return losses
 
-    def _keep(self, running: Pass, stats: list[Stats], losses: Tensor | None) -> None:
+    def _keep(self, running: CallCounts, stats: list[Stats], losses: Tensor | None) -> None:
         """Start the counts of a call on their way to the host, as a read of its group."""
         ids = running.tokens.to("cpu", non_blocking=True)
         real = None if running.real is None else running.real.reshape(-1).to("cpu", non_blocking=True)

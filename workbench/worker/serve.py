@@ -31,7 +31,7 @@ OF_MODEL = ("model", "revision", "threshold")  # fields of a request that say wh
 OBJECT = "object:"  # what the fingerprint of weights begins with that no file holds
 
 
-class Worker:
+class RequestHandler:
     """Answers requests, with the model of the last one loaded."""
 
     def __init__(self) -> None:
@@ -85,11 +85,11 @@ def main() -> None:
     """Answer until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what anything prints
-    requests, worker = _requests(sys.stdin), Worker()
+    requests, handler = _requests(sys.stdin), RequestHandler()
     answer: dict[str, Any] = {"ready": True}
     while True:
         print(json.dumps(answer), file=answers, flush=True)
-        answer = worker.answer(json.loads(requests.get()))
+        answer = handler.answer(json.loads(requests.get()))
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run, open_run
 
 
-def whole(run: Run, part: int = 0) -> list[part_rows.Rows]:
+def whole(run: Run, part: int = 0) -> list[part_rows.PartRows]:
     return list(part_rows.pieces(run.parts("activity")[part], nnz_columns(run.layers), read_documents(run)))
 
 
-def same(one: part_rows.Rows, table: pa.Table, layers: int) -> None:
+def same(one: part_rows.PartRows, table: pa.Table, layers: int) -> None:
     names = {"sequence": "sequence", "position": "position", "token": "token_id", "flags": "flags"}
     for name, column in names.items():
         assert getattr(one, name).tolist() == table[column].to_pylist(), name
@@ -52,8 +52,8 @@ def test_pieces_are_whole_documents(run: Run, monkeypatch: pytest.MonkeyPatch, m
     assert all(len(piece) <= most or len(set(piece.cluster)) == 1 for piece in pieces)
     assert len(pieces) == {1: (table["sequence"].to_pandas() // 2).nunique(), 10**6: 1}.get(most, len(pieces))
     assert len(pieces) == -(-len(table) // most) or most < 10**6
-    columns = [field for field in part_rows.Rows.__dataclass_fields__]
-    joined = part_rows.Rows(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in columns))
+    columns = [field for field in part_rows.PartRows.__dataclass_fields__]
+    joined = part_rows.PartRows(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in columns))
     same(joined, table, run.layers)
 
 
@@ -66,7 +66,7 @@ def test_rows_out_of_order(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     small = relisted(small, "activity")
     monkeypatch.setattr(part_rows, "PIECE", 50)
     (mixed,) = whole(small)
-    for name in part_rows.Rows.__dataclass_fields__:
+    for name in part_rows.PartRows.__dataclass_fields__:
         np.testing.assert_array_equal(getattr(mixed, name), getattr(expected, name))
 
 
@@ -96,7 +96,7 @@ def test_groups(far: bool) -> None:
     assert [pair for few in pairs for pair in few] == sorted(set(zip(unit.tolist(), sequence.tolist(), strict=True)))
 
 
-def wide(change: Callable[[dict[str, Any]], Any]) -> part_rows.Rows:
+def wide(change: Callable[[dict[str, Any]], Any]) -> part_rows.PartRows:
     """90 rows of 2 layers, 3 tokens in 4 sequences of 3 documents, some flagged."""
     rng = np.random.default_rng(2)
     columns = {
@@ -114,7 +114,7 @@ def wide(change: Callable[[dict[str, Any]], Any]) -> part_rows.Rows:
         "place": np.zeros(90, np.uint8),
     }
     change(columns)
-    return part_rows.Rows(**columns)
+    return part_rows.PartRows(**columns)
 
 
 def test_sums_by_token_are_exact_past_2_to_53() -> None:

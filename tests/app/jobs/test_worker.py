@@ -16,7 +16,7 @@ from twell.analysis import by_neuron
 from twell.analysis.neurons.at_token import along, beside, neurons_at, ordered
 from twell.analysis.neurons.effects import loss_change
 from twell.analysis.passage import passage, shaded, shaded_anew
-from twell.app.jobs.worker import Reading, Worker, save_reading
+from twell.app.jobs.worker import Reading, WorkerProcess, save_reading
 from twell.app.neurons.near_view import with_nearest
 from twell.workbench import capture
 from twell.workbench.errors import Missing, UserError
@@ -38,9 +38,9 @@ def ended(reading: Reading) -> Reading:
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
+def worker() -> Iterator[WorkerProcess]:
     """One process for this module: starting it is what takes long."""
-    worker = Worker()
+    worker = WorkerProcess()
     yield worker
     worker.close()
     assert worker.process is None or worker.process.poll() is not None
@@ -52,7 +52,7 @@ def captured() -> Run:
     return capture(DEMO["model"], WORDS, fired="all", timings=0)
 
 
-def test_a_text_is_read_as_a_capture_reads_it(worker: Worker, captured: Run) -> None:
+def test_a_text_is_read_as_a_capture_reads_it(worker: WorkerProcess, captured: Run) -> None:
     read = ended(worker.ask({**DEMO, "text": WORDS})).run()
     names = ["token_id", "flags", "phase", "loss", *nnz_columns(8)]
     assert read.activity()[names].equals(captured.activity()[names])
@@ -60,7 +60,7 @@ def test_a_text_is_read_as_a_capture_reads_it(worker: Worker, captured: Run) -> 
         assert neurons_at(read, 0, position).equals(neurons_at(captured, 0, position))
 
 
-def test_one_process_answers_all_and_the_same_question_once(worker: Worker) -> None:
+def test_one_process_answers_all_and_the_same_question_once(worker: WorkerProcess) -> None:
     first = ended(worker.ask({**DEMO, "text": WORDS}))
     assert worker.process is not None
     process = worker.process.pid
@@ -71,7 +71,7 @@ def test_one_process_answers_all_and_the_same_question_once(worker: Worker) -> N
     assert (second.run().activity()["phase"] == 1).sum() == 6
 
 
-def test_a_recorded_passage_is_read_anew_from_its_ids(worker: Worker, captured: Run) -> None:
+def test_a_recorded_passage_is_read_anew_from_its_ids(worker: WorkerProcess, captured: Run) -> None:
     rows = passage(captured, 0)
     anew = ended(worker.ask({**DEMO, "ids": rows["token_id"].tolist()})).run()
     assert passage(anew, 0)[nnz_columns(8)].equals(rows[nnz_columns(8)])
@@ -79,7 +79,7 @@ def test_a_recorded_passage_is_read_anew_from_its_ids(worker: Worker, captured: 
     assert shaded_anew(rows, anew, loudest, None, 0, 99).equals(shaded(rows, captured, loudest, None, 0, 99))
 
 
-def test_a_passage_is_read_without_a_neuron_and_then_with_it_again(worker: Worker, captured: Run) -> None:
+def test_a_passage_is_read_without_a_neuron_and_then_with_it_again(worker: WorkerProcess, captured: Run) -> None:
     ids = passage(captured, 0)["token_id"].tolist()
     top = neurons_at(captured, 0, 4).iloc[0]
     silent = [(int(top["layer"]), int(top["neuron"]))]
@@ -109,7 +109,7 @@ def test_neurons_of_a_token_beside_what_the_run_knows_of_them(captured: Run) -> 
         neurons_at(captured, 0, 400)
 
 
-def test_what_cannot_be_read_is_a_sentence_and_the_next_is_read(worker: Worker, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_a_sentence_and_the_next_is_read(worker: WorkerProcess, tmp_path: Path) -> None:
     for change, message in (
         ({"model": str(tmp_path / "gone"), "text": WORDS}, "nothing there"),
         ({"weights": "0" * 64, "text": WORDS}, "others in demo-model"),
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_a_sentence_and_the_next_is_read(worker: Worker, 
     assert ended(worker.ask({**DEMO, "text": "After all that."})).run().manifest.tokens
 
 
-def test_a_reading_is_saved_as_a_run_of_its_own(worker: Worker, tmp_path: Path) -> None:
+def test_a_reading_is_saved_as_a_run_of_its_own(worker: WorkerProcess, tmp_path: Path) -> None:
     read = ended(worker.ask({**DEMO, "text": WORDS})).run()
     saved = save_reading(read, tmp_path / "mine")
     assert saved.name == "mine"
@@ -131,7 +131,7 @@ def test_a_reading_is_saved_as_a_run_of_its_own(worker: Worker, tmp_path: Path) 
         save_reading(read, tmp_path / "mine")
 
 
-def test_how_near_each_neuron_came_to_firing(worker: Worker, captured: Run) -> None:
+def test_how_near_each_neuron_came_to_firing(worker: WorkerProcess, captured: Run) -> None:
     rows = captured.activity()
     texts, counted = [rows["token_id"].tolist()], [(rows["flags"] == 0).tolist()]
     reading = ended(worker.ask({**DEMO, "texts": texts, "counted": counted}))
@@ -153,7 +153,7 @@ def test_how_near_each_neuron_came_to_firing(worker: Worker, captured: Run) -> N
     assert "Expected token ids" in ended(worker.ask({**DEMO, "texts": [[10**7]], "counted": [[True]]})).error
 
 
-def test_the_process_ends_with_its_server_and_the_next_reading_says_that_it_is_another(worker: Worker) -> None:
+def test_the_process_ends_with_its_server_and_the_next_reading_says_that_it_is_another(worker: WorkerProcess) -> None:
     process = worker.process
     assert process is not None and process.stdin is not None
     process.stdin.close()  # as it is when the server is gone, however it ended
@@ -164,7 +164,9 @@ def test_the_process_ends_with_its_server_and_the_next_reading_says_that_it_is_a
     assert "exit code 0" in reading.note and "started anew" in reading.note
 
 
-def test_a_reading_that_takes_too_long_or_is_stopped_ends(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_that_takes_too_long_or_is_stopped_ends(
+    worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as hurried:
         hurried.setattr(worker, "read_seconds", 0.001)
         with pytest.raises(UserError, match="Expected an answer of the model within"):

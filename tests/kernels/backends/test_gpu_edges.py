@@ -174,8 +174,8 @@ def walls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
         return moved(y), stats
 
     monkeypatch.setattr(gpu, "results", results_between_walls)
-    for kernel in (hopper, cuda):
-        monkeypatch.setattr(kernel, "Workspace", behind(kernel.Workspace))
+    monkeypatch.setattr(hopper, "HopperWorkspace", behind(hopper.HopperWorkspace))
+    monkeypatch.setattr(cuda, "CudaWorkspace", behind(cuda.CudaWorkspace))
     return made
 
 

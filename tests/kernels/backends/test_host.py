@@ -33,7 +33,7 @@ def on(request: pytest.FixtureRequest) -> ModuleType:
 @pytest.mark.parametrize("n", [1, 129, 2049, 5000])
 @pytest.mark.parametrize("d_ff", [8, 264, 5632])
 def test_parts_of_a_workspace_lie_apart(n: int, d_ff: int) -> None:
-    for workspace in (hopper.Workspace(n, d_ff, BF16, CPU), cuda.Workspace(n, d_ff, None, BF16, CPU)):
+    for workspace in (hopper.HopperWorkspace(n, d_ff, BF16, CPU), cuda.CudaWorkspace(n, d_ff, None, BF16, CPU)):
         begin, past = workspace.memory.data_ptr(), 0
         for name, place in zip(workspace.names, workspace.offsets, strict=True):
             part = workspace.tensor(name)
@@ -47,7 +47,7 @@ def test_parts_of_a_workspace_lie_apart(n: int, d_ff: int) -> None:
 
 
 def test_parts_can_be_moved_apart() -> None:
-    workspace = hopper.Workspace(300, 264, BF16, CPU)
+    workspace = hopper.HopperWorkspace(300, 264, BF16, CPU)
     apart(workspace, lambda part: torch.full_like(part, 3))
     begin = workspace.memory.data_ptr()
     for name, place in zip(workspace.names, workspace.offsets, strict=True):

@@ -11,17 +11,17 @@ from support.gpu_checks import CUDA, make, poison, skip_without
 from torch import Tensor
 
 from twell.kernels.backends import cuda, hopper
-from twell.kernels.backends.selection import BANDS, MOST_DRAW, Bounds, Rows, Selection, values_of_top
+from twell.kernels.backends.selection import BANDS, MOST_DRAW, Bounds, RowMetadata, Selection, values_of_top
 from twell.kernels.backends.selection_native import select
 from twell.kernels.layout import Layout, TwELL, pack
 
-Select = Callable[[TwELL, Rows, int, Bounds, Selection, bool], None]
+Select = Callable[[TwELL, RowMetadata, int, Bounds, Selection, bool], None]
 LAYOUTS = [Layout(*cut) for cut in ((32, 2), (32, 16), (64, 4), (128, 8), (256, 2), (256, 8), (512, 16))]
 DTYPES = [torch.bfloat16, torch.float16]
 LENGTH = 19  # rows of a sequence
 
 
-def made_rows(n: int, device: torch.device, seed: int = 0) -> Rows:
+def made_rows(n: int, device: torch.device, seed: int = 0) -> RowMetadata:
     """Rows of which some are not counted, and more are not eligible."""
     generator = torch.Generator().manual_seed(seed)
     counted = torch.rand(n, generator=generator) < 0.9
@@ -29,7 +29,7 @@ def made_rows(n: int, device: torch.device, seed: int = 0) -> Rows:
     row = torch.arange(n, dtype=torch.int32)
     length = torch.minimum(torch.full_like(row, LENGTH), n - row // LENGTH * LENGTH)
     columns = (counted.byte(), eligible.byte(), row // LENGTH + 3, row % LENGTH, length)
-    return Rows(*(column.to(device) for column in columns))
+    return RowMetadata(*(column.to(device) for column in columns))
 
 
 def made_packed(n: int, d_ff: int, layout: Layout, dtype: torch.dtype, device: torch.device, share: float) -> TwELL:
@@ -46,7 +46,9 @@ def made_packed(n: int, d_ff: int, layout: Layout, dtype: torch.dtype, device: t
     return pack((values * fired).to(device, dtype), fired.to(device), layout)
 
 
-def selected(run: Select, packed: TwELL, rows: Rows, bounds: Bounds, k: int, by_tiles: bool) -> tuple[Tensor, ...]:
+def selected(
+    run: Select, packed: TwELL, rows: RowMetadata, bounds: Bounds, k: int, by_tiles: bool
+) -> tuple[Tensor, ...]:
     """Select into memory that holds 7 where nothing has to be written; return keys, counts and those windows."""
     out = Selection.empty(1, packed.d_ff, k, packed.dtype, packed.device).of_layer(0)
     out.windows.fill_(7)
@@ -55,7 +57,7 @@ def selected(run: Select, packed: TwELL, rows: Rows, bounds: Bounds, k: int, by_
     return out.keys, out.fires, windows
 
 
-def assert_scans_agree(run: Select, packed: TwELL, rows: Rows, k: int) -> None:
+def assert_scans_agree(run: Select, packed: TwELL, rows: RowMetadata, k: int) -> None:
     """Without bounds; with bounds of what that selected; and with some within which nothing is."""
     device, d_ff = packed.device, packed.d_ff
     generator = torch.Generator().manual_seed(k)

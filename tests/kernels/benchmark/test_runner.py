@@ -275,7 +275,7 @@ def test_what_hopper_is_given_in_the_gate_products_place_is_what_it_would_emit()
     hidden = (0.1 + torch.rand(300, 1000)).bfloat16()
     fired = torch.rand(300, 1000) < torch.linspace(0, 1, 300)[:, None]
     given = pack(hidden, fired, hopper.LAYOUT)
-    workspace = hopper.Workspace(300, 1000, torch.bfloat16, CPU)
+    workspace = hopper.HopperWorkspace(300, 1000, torch.bfloat16, CPU)
     workspace.fill(given)
     again = workspace.packed(1000, torch.ones(300, dtype=torch.bool))
     assert torch.equal(again.words, given.words)

@@ -184,7 +184,7 @@ def test_nothing_beside_the_workspace_is_written(loud: bool) -> None:
     """Though the last pair has no second block, and tiles, panels and windows are not full."""
     n = 5889
     params = make(n, 136, 2600, -128) if loud else uneven(n, 136, 2600, 25)
-    (y, stats), workspace, wall = results(params), hopper.Workspace(n, 2600, params.x.dtype, CUDA), 2**20  # bytes
+    (y, stats), workspace, wall = results(params), hopper.HopperWorkspace(n, 2600, params.x.dtype, CUDA), 2**20  # bytes
     walled = []
 
     def between_walls(part: Tensor) -> Tensor:

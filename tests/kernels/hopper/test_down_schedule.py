@@ -109,7 +109,7 @@ def test_a_part_is_taken_once_every_warp_has_left_its_share(n: int) -> None:
     """The flags of all warps but one are up beforehand, over parts of NaN: whoever does not wait for that one's takes
     them, as it comes to a part before the sums of those that take as many steps are there."""
     call = make(n, 64, 5640, -40, probes="none", layout=None, want_packed=False)
-    expected, workspace = reference.run(call)[0], hopper.Workspace(n, 5640, call.x.dtype, CUDA)
+    expected, workspace = reference.run(call)[0], hopper.HopperWorkspace(n, 5640, call.x.dtype, CUDA)
     y, stats = results(call)
     hopper.launch(call, slice(0, n), workspace, y, stats)
     assert_same("y", y, expected)

@@ -32,11 +32,11 @@ def assert_as(about: str, got: tuple[Tensor, Stats], expected: tuple[Tensor, Sta
     assert_same(f"{about}: stats", got[1], expected[1])
 
 
-def turned(one: FFNParams, stages: int, workspace: hopper.Workspace | None = None) -> tuple[Tensor, Stats]:
+def turned(one: FFNParams, stages: int, workspace: hopper.HopperWorkspace | None = None) -> tuple[Tensor, Stats]:
     """Run a call with some of its choices turned around."""
     n, d_ff = len(one.x), len(one.w_gate)
     y, stats = results(one, in_full=True)
-    workspace = hopper.Workspace(n, d_ff, one.x.dtype, CUDA) if workspace is None else workspace
+    workspace = hopper.HopperWorkspace(n, d_ff, one.x.dtype, CUDA) if workspace is None else workspace
     hopper.launch(one, slice(0, n), workspace, y, stats, hopper.ALL_STAGES | stages)
     return y, stats
 
@@ -80,7 +80,7 @@ def test_groups_of_every_density_side_by_side(n: int, d_ff: int) -> None:
 def test_few_rows_of_many_neurons_leave_the_rest_of_the_workspace_alone(n: int) -> None:
     """Counts of a tile's rows lie where the words of these rows would: of one row there is little room."""
     one = make(n, 136, 16_384, 0, probes="none", layout=None, want_packed=False)
-    (y, stats), workspace = results(one), hopper.Workspace(n, 16_384, one.x.dtype, CUDA)
+    (y, stats), workspace = results(one), hopper.HopperWorkspace(n, 16_384, one.x.dtype, CUDA)
     rest = [
         workspace.tensor("heads"),
         workspace.tensor("masks"),
@@ -122,7 +122,7 @@ def test_threads_whose_calls_differ_in_size_do_not_take_shared_memory_from_each_
     def again(one: FFNParams) -> tuple[Tensor, Stats]:
         n, d_ff = len(one.x), len(one.w_gate)
         y, stats = results(one, in_full=True)
-        workspace = hopper.Workspace(n, d_ff, one.x.dtype, CUDA)
+        workspace = hopper.HopperWorkspace(n, d_ff, one.x.dtype, CUDA)
         torch.cuda.synchronize()  # the stream that the memory comes from is another
         together.wait()
         with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
@@ -186,7 +186,7 @@ def test_hints_change_no_bit(n: int, quiet: float) -> None:
     one.w_down.copy_(torch.randn(one.w_down.shape, device=CUDA, generator=torch.Generator(device=CUDA).manual_seed(n)))
     expected = hopper.run(one)
     assert_same("nnz", expected[1].nnz, reference.run(one)[1].nnz)
-    workspace = hopper.Workspace(n, 8192, one.x.dtype, CUDA)
+    workspace = hopper.HopperWorkspace(n, 8192, one.x.dtype, CUDA)
     for hints in (0, Stage.LEAVE_DENSE, Stage.NEXT_WAVE, Stage.LEAVE_DENSE | Stage.NEXT_WAVE) * 3:
         assert_as(f"hints {int(hints)}", turned(one, hints, workspace), expected)
 

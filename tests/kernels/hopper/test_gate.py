@@ -24,7 +24,7 @@ def test_windows_are_in_order_of_nnz_unless_alike() -> None:
         2 + torch.arange(n - 2048, device=CUDA) % 2
     )  # few neurons, but some rows several times as many as others
     params.x[7, 3] = float("nan")  # fires nothing
-    workspace, (y, stats) = hopper.Workspace(n, 2816, params.x.dtype, CUDA), results(params)
+    workspace, (y, stats) = hopper.HopperWorkspace(n, 2816, params.x.dtype, CUDA), results(params)
     hopper.launch(params, slice(0, n), workspace, y, stats)
     expected = torch.arange(n, device=CUDA)
     for window in (slice(0, 1024), slice(2048, n)):
@@ -57,7 +57,7 @@ def test_values_find_their_places_in_unions_of_some_neurons(n: int) -> None:
 def test_values_find_their_places_in_unions_of_few_neurons(tiles: int) -> None:
     """Of so many tiles that a quotient of floats, rounded down, may be one short."""
     params = replace(uneven(2300, 64, 256 * tiles, 19), probes="none", layout=None, want_packed=False)
-    workspace, (y, stats) = hopper.Workspace(2300, 256 * tiles, params.x.dtype, CUDA), results(params)
+    workspace, (y, stats) = hopper.HopperWorkspace(2300, 256 * tiles, params.x.dtype, CUDA), results(params)
     hopper.launch(params, slice(0, 2300), workspace, y, stats)
     assert_same("y", y, reference.run(params)[0])
     assert bool(((workspace.tensor("union_sizes") > tiles) & (workspace.tensor("union_sizes") <= 256)).any())
@@ -85,7 +85,7 @@ def test_tiles_that_nearly_all_fire_stay_whole(d_ff: int, quiet: int, dense: boo
         params.w_gate[256 : 256 + 256 * quiet, 0] = -17
         params.x[2290, 5] = float("nan")
         assert_right(hopper, params, options)
-        workspace, unprobed = hopper.Workspace(n, d_ff, params.x.dtype, CUDA), replace(params, probes="none")
+        workspace, unprobed = hopper.HopperWorkspace(n, d_ff, params.x.dtype, CUDA), replace(params, probes="none")
         hopper.launch(unprobed, slice(0, n), workspace, *results(unprobed))
         first, sizes = workspace.tensor("heads")[:2048, :, 0], workspace.tensor("union_sizes")[:16]
         assert int((first & 0xFFFF).max()) <= hopper.LAYOUT.slots
@@ -115,7 +115,7 @@ def test_the_gates_last_tiles_are_cut_in_two(n: int, d_ff: int) -> None:
             assert_right(hopper, params, (quiet, options))
             if quiet != 10 or options:
                 continue
-            workspace, unprobed = hopper.Workspace(n, d_ff, params.x.dtype, CUDA), replace(params, probes="none")
+            workspace, unprobed = hopper.HopperWorkspace(n, d_ff, params.x.dtype, CUDA), replace(params, probes="none")
             hopper.launch(unprobed, slice(0, n), workspace, *results(unprobed))
             tiles = d_ff // 256
             fired = params.x[:2048].nan_to_num() @ params.w_gate[: 256 * tiles].t() > 0
@@ -132,7 +132,10 @@ def test_halves_of_a_cut_tile_wait_for_each_other() -> None:
     block = torch.arange(n, device=CUDA) // 128
     params.x[(block < 12) & (block % 2 == 0)] = 0
     params.x[(block < 12) & (block % 2 == 1), 0] = 0.75
-    workspace, silent = hopper.Workspace(n, d_ff, params.x.dtype, CUDA), replace(params, x=torch.zeros_like(params.x))
+    workspace, silent = (
+        hopper.HopperWorkspace(n, d_ff, params.x.dtype, CUDA),
+        replace(params, x=torch.zeros_like(params.x)),
+    )
     for some in (silent, params):  # so what is not waited for says that nothing fires
         hopper.launch(some, slice(0, n), workspace, *results(some), Stage.GATE)
     assert bool((workspace.tensor("heads")[12 * 128 : 16 * 128, :, 0] >> 16 == 1).all())

@@ -146,7 +146,7 @@ def test_may_be_a_threads_first_cuda_call(gpu: None, n: int) -> None:
     """Where all memory is there, nothing before it has given the thread a context."""
     params = make(n, 136, 520, 9)
     y, stats = results(params, in_full=True)
-    workspace = hopper.Workspace(n, 520, params.x.dtype, CUDA)
+    workspace = hopper.HopperWorkspace(n, 520, params.x.dtype, CUDA)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(hopper.launch, params, slice(0, n), workspace, y, stats).result()
     expected, counted = reference.run(params)
@@ -180,7 +180,7 @@ def test_a_workspace_is_read_as_it_was_filled() -> None:
     fired = torch.rand(n, d_ff, generator=source) < torch.tensor([0.02, 0.1, 0.2]).repeat_interleave(256)[:d_ff]
     hidden = torch.rand(n, d_ff, generator=source).bfloat16() + 0.1
     packed, finite = pack(hidden, fired, hopper.LAYOUT), torch.ones(n, dtype=torch.bool)
-    workspace = hopper.Workspace(n, d_ff, torch.bfloat16, torch.device("cpu"))
+    workspace = hopper.HopperWorkspace(n, d_ff, torch.bfloat16, torch.device("cpu"))
     for tensor in (
         workspace.tensor("heads"),
         workspace.tensor("tails"),

@@ -37,12 +37,12 @@ pytestmark = ON_HOPPER
 @pytest.fixture(autouse=True)
 def _on(both_ways: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Switch compact passes on, with several passes of rows forward, in memory of NaN."""
-    monkeypatch.setattr(whole_calls, "_plans", {})
+    monkeypatch.setattr(whole_calls, "_remembered", {})
     monkeypatch.setattr(hopper_compact, "ENABLED", True)
     monkeypatch.setattr(hopper_compact, "FORWARD_ROWS", 1024)
     poison()
     yield
-    whole_calls._plans.clear()
+    whole_calls._remembered.clear()
 
 
 @pytest.fixture(params=["room for all", "as chosen", "nothing fits", "nothing kept fits, many passes", "at once"])

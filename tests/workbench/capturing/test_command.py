@@ -19,7 +19,7 @@ from twell.workbench.run import writer
 from twell.workbench.run.schema import VALUE_SCALE
 from twell.workbench.run.store import Run
 from twell.workbench.text import batches
-from twell.workbench.text.sources import Source
+from twell.workbench.text.sources import TextSource
 
 DATA = Path(__file__).resolve().parents[3] / "data"
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -167,7 +167,7 @@ def test_a_value_that_is_not_finite(tiny: Path, tmp_path: Path, texts: tuple[str
     options = CaptureOptions(
         model=str(tiny), text=texts, out=tmp_path / "run", seq_len=24, batch_tokens=2**20, timings=0
     )
-    run = record(loaded, options, [Source(name) for name in texts])
+    run = record(loaded, options, [TextSource(name) for name in texts])
     activity = run.activity().set_index(["sequence", "position"])
     assert activity.index[activity["flags"] >= 4].tolist() == [(0, 3)]
     assert activity.loc[(0, 3), "flags"] == 4

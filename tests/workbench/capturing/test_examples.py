@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from twell.kernels.backends import hopper, selection_native
-from twell.kernels.backends.selection import BINS, WINDOW, Bounds, Rows, Selection, bin_begins, bin_of, select
+from twell.kernels.backends.selection import BINS, WINDOW, Bounds, RowMetadata, Selection, bin_begins, bin_of, select
 from twell.kernels.layout import Layout, TwELL, pack
 from twell.kernels.ops import gated_ffn
 from twell.workbench.capturing.examples import KINDS, Examples, Kept
@@ -26,7 +26,7 @@ LAYER, D_FF, SEQUENCES, LENGTH = 1, 40, 24, 20
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
-def made_rows(generator: torch.Generator, sequences: int, length: int, device: str = "cpu") -> Rows:
+def made_rows(generator: torch.Generator, sequences: int, length: int, device: str = "cpu") -> RowMetadata:
     """Rows of sequences of one length, of which some are not counted and more are not eligible."""
     n = sequences * length
     counted = torch.rand(n, generator=generator) < 0.9
@@ -34,7 +34,7 @@ def made_rows(generator: torch.Generator, sequences: int, length: int, device: s
     sequence = torch.arange(sequences).repeat_interleave(length).int() + 5
     position, lengths = torch.arange(length).repeat(sequences).int(), torch.full((n,), length, dtype=torch.int32)
     columns = (counted.to(torch.uint8), eligible.to(torch.uint8), sequence, position, lengths)
-    return Rows(*(column.to(device) for column in columns))
+    return RowMetadata(*(column.to(device) for column in columns))
 
 
 def made_hidden(generator: torch.Generator, n: int, d_ff: int) -> Tensor:
@@ -44,11 +44,11 @@ def made_hidden(generator: torch.Generator, n: int, d_ff: int) -> Tensor:
     return values * (torch.rand(n, d_ff, generator=generator) < torch.rand(d_ff, generator=generator))
 
 
-def kept_of(hidden: Tensor, rows: Rows, cuts: list[tuple[int, int]], k: int) -> Examples:
+def kept_of(hidden: Tensor, rows: RowMetadata, cuts: list[tuple[int, int]], k: int) -> Examples:
     """What is kept after batches of these rows, in this order."""
     examples = Examples(2, D_FF, k)
     for first, last in cuts:
-        part = Rows(*(getattr(rows, item.name)[first:last] for item in fields(Rows)))
+        part = RowMetadata(*(getattr(rows, item.name)[first:last] for item in fields(RowMetadata)))
         selection = Selection.empty(2, D_FF, k, torch.float32, hidden.device)
         batch = hidden[first:last]
         packed, bounds = pack(batch, batch > 0, Layout(32, 2)), examples.bounds(LAYER, hidden.device)
@@ -132,7 +132,7 @@ def test_bins_begin_where_they_say() -> None:
     assert bin_of(torch.tensor([0.0, 1e-30, 3e38])).tolist() == [0, 0, BINS - 1]
 
 
-def assert_selects_the_same(packed: TwELL, rows: Rows, k: int, by_tiles: bool = False) -> None:
+def assert_selects_the_same(packed: TwELL, rows: RowMetadata, k: int, by_tiles: bool = False) -> None:
     """Native code and torch, without bounds and then with those of what was kept."""
     native = partial(selection_native.select, by_tiles=by_tiles)
     shape = (1, packed.d_ff, k, packed.dtype, packed.device)

@@ -24,7 +24,7 @@ from twell.workbench.run.writer import RunWriter
 from twell.workbench.text import batches as batching
 from twell.workbench.text.repeats import Repeats
 from twell.workbench.text.sequences import Sequence as Text
-from twell.workbench.text.sources import Source
+from twell.workbench.text.sources import TextSource
 from twell.workbench.text.vocabulary import special_ids
 
 FURTHER = 7
@@ -118,7 +118,7 @@ def test_a_value_that_is_not_finite(endless: Path, tmp_path: Path, texts: tuple[
     options = CaptureOptions(
         model=str(endless), text=texts, out=tmp_path / "run", timings=0, **GIVEN | {"batch_tokens": 10**6}
     )
-    rows = record(loaded, options, [Source(name) for name in texts]).activity()
+    rows = record(loaded, options, [TextSource(name) for name in texts]).activity()
     spoilt = rows[rows["flags"] >= 4]
     assert set(spoilt["sequence"]) == {0} and (spoilt["phase"] == DECODE).all() and len(spoilt) == FURTHER - 2
     neurons = open_run(tmp_path / "run").frame("neurons")

@@ -14,11 +14,11 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from twell.workbench.capturing.command import record
-from twell.workbench.capturing.generate import Passes
+from twell.workbench.capturing.generate import GenerationRecorder
 from twell.workbench.models.load import load
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.schema import DECODE, PREFILL
-from twell.workbench.text.sources import Source
+from twell.workbench.text.sources import TextSource
 from twell.workbench.verify import Counts
 
 FURTHER = 7  # tokens after each prompt
@@ -88,17 +88,17 @@ def test_counts_on_the_input_that_each_layer_had(
     folder = save_model(tmp_path / "model", intermediate_size=768)
     ends_with(folder, 2)
     loaded = load(str(folder), device=device, dtype=dtype)
-    counted_by_phase, on_stats = {phase: Counts(loaded) for phase in (PREFILL, DECODE)}, Passes._on_stats
+    counted_by_phase, on_stats = {phase: Counts(loaded) for phase in (PREFILL, DECODE)}, GenerationRecorder._on_stats
 
-    def counting(self: Passes, layer: int, x: torch.Tensor, stats: Any) -> None:
+    def counting(self: GenerationRecorder, layer: int, x: torch.Tensor, stats: Any) -> None:
         phase = PREFILL if len(self.passes) == 1 else DECODE
         counted_by_phase[phase].on_layer(self.passes[-1].real.flatten().nonzero().squeeze(1), layer, x, stats)
         on_stats(self, layer, x, stats)
 
-    monkeypatch.setattr(Passes, "_on_stats", counting)
+    monkeypatch.setattr(GenerationRecorder, "_on_stats", counting)
     given: dict[str, Any] = GIVEN | {"timings": 0, "device": device, "examples": 1, "fired": "all"}
     options = CaptureOptions(model=str(folder), text=texts, out=tmp_path / "run", **given)
-    run = record(loaded, options, [Source(name) for name in texts])
+    run = record(loaded, options, [TextSource(name) for name in texts])
     rows = run.activity()
     for phase, counted in counted_by_phase.items():
         assert counted.compared >= 3 * (rows["phase"] == phase).sum() > 200

@@ -21,7 +21,7 @@ from twell.workbench.options import CaptureOptions
 from twell.workbench.power import Gauge
 from twell.workbench.run.schema import VALUE_SCALE
 from twell.workbench.run.store import Run
-from twell.workbench.text.sources import Source
+from twell.workbench.text.sources import TextSource
 
 K = 2
 GPU = pytest.param(
@@ -55,7 +55,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("twell.workbench.power.WINDOW", 0.5)
-        return record(loaded, options, [Source(name) for name in names])
+        return record(loaded, options, [TextSource(name) for name in names])
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from twell.workbench.errors import UserError
 from twell.workbench.text import streams
 from twell.workbench.text.sequences import Document, documents, sequences
-from twell.workbench.text.sources import Source
+from twell.workbench.text.sources import TextSource
 
 PASSAGES = [json.loads(line) for line in (files("twell.data") / "passages.jsonl").read_text("utf-8").splitlines()]
 PROSE = "\n\n".join(passage["text"] for passage in PASSAGES)
@@ -127,13 +127,13 @@ def test_documents_keep_their_number_in_their_source(tmp_path: Path) -> None:
     lines = write(tmp_path / "some.jsonl", '{"text": "one"}\n\n{"text": ""}\n{"text": "three"}')
     other = write(tmp_path / "other.txt", "other")
     expected = [Document(lines, 0, "one"), Document(lines, 2, "three"), Document(other, 0, "other")]
-    assert list(documents([lines, Source(other)])) == expected
+    assert list(documents([lines, TextSource(other)])) == expected
 
 
 def test_a_source_left_early_has_the_hash_of_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "BLOCK", 1000)
     monkeypatch.setattr("twell.workbench.text.sequences.PIECE", 500)
-    source = Source(write(tmp_path / "prose.txt", PROSE))
+    source = TextSource(write(tmp_path / "prose.txt", PROSE))
     next(documents([source]))
     read = source.manifest()
     assert 0 < read["bytes"] < len(PROSE)

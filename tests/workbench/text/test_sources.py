@@ -24,7 +24,7 @@ import pytest
 
 from twell.workbench.errors import UserError
 from twell.workbench.text import sources, streams
-from twell.workbench.text.sources import Source, is_source_name, open_sources
+from twell.workbench.text.sources import TextSource, is_source_name, open_sources
 
 PROSE = (files("twell.data") / "passages.jsonl").read_text("utf-8")
 
@@ -48,7 +48,7 @@ def write(path: Path, content: str | bytes) -> str:
 
 
 def read(name: str) -> list[str]:
-    return ["".join(chunks) for chunks in Source(name).read()]
+    return ["".join(chunks) for chunks in TextSource(name).read()]
 
 
 @pytest.mark.parametrize("name", ["prose.txt", "prose.txt.zst", "prose.txt.gz", "prose.txt.xz"])
@@ -73,7 +73,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str, content: str) -
 
 @pytest.mark.parametrize("name", ["prose.txt", "prose.txt.zst", "prose.txt.gz", "prose.txt.xz", "prose.jsonl"])
 def test_the_manifest_has_the_hash_of_the_file(tmp_path: Path, name: str) -> None:
-    source = Source(write(tmp_path / name, json.dumps({"text": PROSE})))
+    source = TextSource(write(tmp_path / name, json.dumps({"text": PROSE})))
     for _ in range(2):  # reading again begins again
         for chunks in source.read():
             "".join(chunks)
@@ -84,7 +84,7 @@ def test_the_manifest_has_the_hash_of_the_file(tmp_path: Path, name: str) -> Non
 
 
 def test_python_docs_are_the_docstrings_of_the_library_and_import_none_of_it() -> None:
-    source = Source("builtin:python-docs")
+    source = TextSource("builtin:python-docs")
     docstrings = ["".join(chunks) for chunks in source.read()]
     assert any((inspect.getdoc(json.dumps) or "") in text for text in docstrings)
     assert any(text.startswith('The "if" statement') for text in docstrings)
@@ -166,7 +166,7 @@ def test_a_parquet_column_is_a_document_a_row(tmp_path: Path) -> None:
     )
     assert read(path) == read(f"{path}:text") == ["one", "two\n\nlines", "", "é 🐈", ""]
     assert read(f"{path}:body") == ["", "é 🐈", "", "two\n\nlines", "one"]
-    source = Source(f"{path}:text")
+    source = TextSource(f"{path}:text")
     assert [*source.read()] and source.size is None
     joined = "".join(text or "" for text in texts).encode()
     expected = {"source": f"{path}:text", "sha256": hashlib.sha256(joined).hexdigest(), "bytes": len(joined)}
@@ -179,7 +179,7 @@ def test_a_parquet_text_that_is_no_utf8(tmp_path: Path) -> None:
     bad = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"finea\xe9b")])
     name = write_parquet(tmp_path / "bad.parquet", body=bad)
     with pytest.raises(UserError, match=r"Expected UTF-8 in column body of .*bad\.parquet, got byte 0xe9"):
-        list(Source(f"{name}:body").read())
+        list(TextSource(f"{name}:body").read())
 
 
 def test_what_is_no_column_of_text(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_standard_input_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None
     data = "piped in, with é\n".encode() * 40
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
     monkeypatch.setattr(streams, "BLOCK", 7)
-    source = Source("-")
+    source = TextSource("-")
     assert ["".join(chunks) for chunks in source.read()] == [data.decode()]
     assert source.manifest() == {"source": "-", "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
@@ -242,7 +242,7 @@ def test_a_dataset_is_streamed_by_its_library(datasets: Any, tmp_path: Path) -> 
     assert read(f"hf:{tmp_path}@late") == ["two"]
     assert read(f"hf:{tmp_path}@late:body") == ["late"]
     assert read(f"hf:{tmp_path},en:body") == ["en"]
-    source = Source(f"hf:{tmp_path}")
+    source = TextSource(f"hf:{tmp_path}")
     given = datasets.load_dataset
     asked: list[dict[str, Any]] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -285,7 +285,7 @@ def test_what_is_no_dataset(datasets: Any, tmp_path: Path, monkeypatch: pytest.M
 def test_without_the_datasets_library_its_absence_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="it is not installed: pip install datasets"):
-        Source("hf:org/name")
+        TextSource("hf:org/name")
 
 
 @pytest.mark.parametrize("text", ["word " * 60, "word\0", "w" * 300, "a text"])

@@ -24,7 +24,7 @@ from twell.workbench.run.store import open_run
 from twell.workbench.training.command import train
 from twell.workbench.training.corpus import in_order
 from twell.workbench.training.folder import TrainingFolder
-from twell.workbench.training.loop import Training
+from twell.workbench.training.loop import TrainingLoop
 from twell.workbench.training.recipes import Recipe
 
 
@@ -124,8 +124,8 @@ def test_log_and_card_say_what_was_done(sparse: Path, tiny_recipe: Recipe) -> No
 def train_slowly(wanted: TrainOptions, threads: int) -> None:
     """Train with steps that are long enough for a signal to come in the middle of the training."""
     torch.set_num_threads(threads)
-    step = Training.one_step
-    Training.one_step = lambda self: (step(self), time.sleep(0.05))  # type: ignore[assignment, func-returns-value]
+    step = TrainingLoop.one_step
+    TrainingLoop.one_step = lambda self: (step(self), time.sleep(0.05))  # type: ignore[assignment, func-returns-value]
     train(wanted)
 
 

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 from twell.workbench.errors import UserError
 from twell.workbench.training import corpus as corpora
 from twell.workbench.training.command import tf32
-from twell.workbench.training.corpus import Rows, prepare, unigram_loss
+from twell.workbench.training.corpus import TrainingBatches, prepare, unigram_loss
 from twell.workbench.training.optimizer import rate_factor
 from twell.workbench.training.recipes import RECIPES, Recipe, from_dict, load_recipe
 from twell.workbench.training.sparse_llama import Objective, build, ffns
@@ -134,13 +134,13 @@ def test_trainings_that_begin_at_once_tokenise_one_after_the_other(
 
 def test_an_epoch_reads_every_window_once_and_follows_from_seed_and_step() -> None:
     ids = np.arange(10_000, dtype=np.uint16)
-    rows = Rows(ids, seq_len=10, rows=4, seed=3, mark=65_000)
+    rows = TrainingBatches(ids, seq_len=10, rows=4, seed=3, mark=65_000)
     batches = [rows.batch(step) for step in range(rows.steps)]
     firsts = torch.cat(batches)[:, 1] - 1
     assert len(set(firsts.tolist())) == 4 * rows.steps >= rows.windows - 3
     assert len({first % 10 for first in firsts.tolist()}) == 1
     assert all((batch[::2, 0] == 65_000).all() and (batch[1::2, 0] < 10_000).all() for batch in batches)
-    again = Rows(ids, seq_len=10, rows=4, seed=3, mark=65_000)
+    again = TrainingBatches(ids, seq_len=10, rows=4, seed=3, mark=65_000)
     late = 2 * rows.steps + 5
     assert torch.equal(again.batch(late), rows.batch(late))
     assert not torch.equal(again.batch(0), again.batch(rows.steps))

@@ -20,7 +20,7 @@ from twell.workbench.models.pretrained import read_teacher
 from twell.workbench.options import TrainOptions
 from twell.workbench.run.store import open_run
 from twell.workbench.training.command import train
-from twell.workbench.training.loop import Training
+from twell.workbench.training.loop import TrainingLoop
 from twell.workbench.training.sparse_llama import Objective, continued
 
 
@@ -67,14 +67,14 @@ def test_the_line_to_reach_is_there_while_it_trains(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     silu = save_model(tmp_path / "silu", hidden_act="silu")
-    step = Training.one_step
+    step = TrainingLoop.one_step
 
-    def one_step(training: Training) -> None:
+    def one_step(training: TrainingLoop) -> None:
         if training.state.step == 6:
             raise KeyboardInterrupt
         step(training)
 
-    monkeypatch.setattr(Training, "one_step", one_step)
+    monkeypatch.setattr(TrainingLoop, "one_step", one_step)
     with pytest.raises(KeyboardInterrupt):
         train(TrainOptions(out=tmp_path / "relu", from_=str(silu), **given))
     run = open_run(tmp_path / "relu")

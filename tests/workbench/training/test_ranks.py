@@ -27,7 +27,7 @@ from twell.workbench.training.checkpoint import TrainingState
 from twell.workbench.training.command import train
 from twell.workbench.training.corpus import Corpus
 from twell.workbench.training.folder import TrainingFolder
-from twell.workbench.training.loop import Training
+from twell.workbench.training.loop import TrainingLoop
 from twell.workbench.training.ranks import TrainingRanks
 from twell.workbench.training.recipes import Recipe
 from twell.workbench.training.sparse_llama import Objective, build
@@ -96,15 +96,15 @@ def in_two_ranks(folder: Path, *given: tuple[TrainOptions, int]) -> tuple[list[i
 
 def train_until(options: TrainOptions, until: int, error_file: Path) -> None:
     """Train, but be killed once a step is done; write an error to a file, and exit with 2."""
-    step = Training.one_step
+    step = TrainingLoop.one_step
 
-    def one_step(training: Training) -> None:
+    def one_step(training: TrainingLoop) -> None:
         if training.state.step == until:
             os.kill(os.getpid(), signal.SIGKILL)
         step(training)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "one_step", one_step)
+        patch.setattr(TrainingLoop, "one_step", one_step)
         try:
             train(options)
         except Exception as error:
@@ -185,7 +185,7 @@ def test_a_rank_without_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_that_ranks_cannot_share_are_refused(corpus: Corpus, tiny_recipe: Recipe) -> None:
     with pytest.raises(UserError, match="Expected rows that divide into 3 ranks of 1 micro-batches, got 8"):
-        Training(tiny_recipe, corpus, CPU, compiled=False, ranks=TrainingRanks(0, 3))
+        TrainingLoop(tiny_recipe, corpus, CPU, compiled=False, ranks=TrainingRanks(0, 3))
 
 
 def test_a_single_process_has_nothing_to_divide(one: TrainOptions) -> None:

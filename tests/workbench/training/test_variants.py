@@ -16,7 +16,7 @@ from twell.kernels.training import capacity_for
 from twell.workbench.errors import UserError
 from twell.workbench.training.corpus import Corpus
 from twell.workbench.training.ffn import SparseLayers
-from twell.workbench.training.loop import Training
+from twell.workbench.training.loop import TrainingLoop
 from twell.workbench.training.optimizer import make_optimizer, restart_dead
 from twell.workbench.training.recipes import RECIPES, Recipe
 from twell.workbench.training.sparse_llama import Objective, build, ffns
@@ -25,9 +25,9 @@ CPU = torch.device("cpu")
 STEPS = 4
 
 
-def losses(recipe: Recipe, corpus: Corpus, kernel: str = "dense") -> tuple[list[float], Training]:
+def losses(recipe: Recipe, corpus: Corpus, kernel: str = "dense") -> tuple[list[float], TrainingLoop]:
     """Train for some steps; return the loss of each, and the training."""
-    training = Training(recipe, corpus, CPU, compiled=False, kernel=kernel)
+    training = TrainingLoop(recipe, corpus, CPU, compiled=False, kernel=kernel)
     rows = []
     for _ in range(STEPS):
         training.one_step()
@@ -36,13 +36,13 @@ def losses(recipe: Recipe, corpus: Corpus, kernel: str = "dense") -> tuple[list[
 
 
 @pytest.fixture(scope="module")
-def dense(corpus: Corpus, tiny_recipe: Recipe) -> tuple[list[float], Training]:
+def dense(corpus: Corpus, tiny_recipe: Recipe) -> tuple[list[float], TrainingLoop]:
     return losses(tiny_recipe, corpus)
 
 
 @pytest.mark.parametrize("change", [{"kernel": "sparse"}, {"micro_batches": 4}, {"checkpointing": True}], ids=str)
 def test_the_way_a_step_runs_does_not_change_it(
-    dense: tuple[list[float], Training], corpus: Corpus, tiny_recipe: Recipe, change: dict[str, Any]
+    dense: tuple[list[float], TrainingLoop], corpus: Corpus, tiny_recipe: Recipe, change: dict[str, Any]
 ) -> None:
     kernel = change.pop("kernel", "dense")
     changed, training = losses(dataclasses.replace(tiny_recipe, **change), corpus, kernel)
@@ -126,11 +126,11 @@ def test_layers_go_sparse_as_their_counts_fall(tiny_recipe: Recipe, monkeypatch:
 
 def test_sparse_kernels_of_an_activation_without_zeros_are_refused(corpus: Corpus, tiny_recipe: Recipe) -> None:
     with pytest.raises(UserError, match="Expected --kernel auto or dense with SiLU"):
-        Training(dataclasses.replace(tiny_recipe, activation="silu"), corpus, CPU, compiled=False, kernel="sparse")
+        TrainingLoop(dataclasses.replace(tiny_recipe, activation="silu"), corpus, CPU, compiled=False, kernel="sparse")
 
 
 def test_a_step_is_timed_both_ways_and_changes_nothing(corpus: Corpus, tiny_recipe: Recipe) -> None:
-    training = Training(tiny_recipe, corpus, CPU, compiled=False, kernel="sparse")
+    training = TrainingLoop(tiny_recipe, corpus, CPU, compiled=False, kernel="sparse")
     training.one_step()
     before = [parameter.clone() for parameter in training.state.model.parameters()]
     times = training.compare()

@@ -1,0 +1,48 @@
+"""Names: one word, one thing. No two classes of the product have the same name, private ones included.
+
+The rule is a function over a tree of files, so that a test can hand it a tree that breaks the rule and see it fail.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from support.import_graph import python_files
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def shared_names(root: Path) -> list[str]:
+    """Return a sentence for each name that several classes have; `_Plan` and `Plan` are one name to who reads them."""
+    places = defaultdict(list)
+    for path in python_files(root):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(path.relative_to(root).as_posix())
+    return [f"{name} is a class in {' and '.join(files)}" for name, files in sorted(places.items()) if len(files) > 1]
+
+
+def test_each_class_has_a_name_of_its_own() -> None:
+    assert shared_names(ROOT) == [], "say more precisely what each of them is"
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "name"),
+    [
+        ("app/text/choices.py", "class Choice: ...", "Choice"),
+        ("kernels/dispatch.py", "class _Choice: ...", "Choice"),
+        ("workbench/run/store.py", "if True:\n    class Choice(Exception): ...", "Choice"),
+        ("analysis/memo.py", "def f():\n    class Choice: ...", "Choice"),
+    ],
+)
+def test_a_name_of_two_classes_is_seen(tmp_path: Path, file: str, line: str, name: str) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "ops.py").write_text("class Choice: ...\nclass Other: ...\n")
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(line.replace("Choice", "Chosen") + "\n")
+    assert shared_names(tmp_path) == []
+    (tmp_path / file).write_text(line + "\n")
+    assert shared_names(tmp_path) == [f"{name} is a class in {' and '.join(sorted(['kernels/ops.py', file]))}"]
