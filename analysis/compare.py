@@ -183,20 +183,21 @@ def paired_layers(first: int, other: int) -> dict[int, int]:
 def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
     """Return the differences of mean nnz to the first run by these keys, as compare_layers describes them."""
     _require_two(runs)
-    every = _replicate_totals(runs[0], keys)
+    every = replicate_totals(runs[0], keys)
     pieces = []
     for run in runs[1:]:
-        paired = _same_sequences(runs[0], run)
+        paired = same_sequences(runs[0], run)
         partners = paired_layers(runs[0].layers, run.layers)
-        totals, first = _replicate_totals(run, keys), _renumbered(every, partners)
+        totals, first = replicate_totals(run, keys), _renumbered(every, partners)
         shared = totals.index.intersection(first.index)
-        a, b = _means(first.loc[shared]), _means(totals.loc[shared])
-        difference, degrees = b[0] - a[0], np.minimum(_groups(first), _groups(totals)) - 1
+        a, b = mean_counts(first.loc[shared]), mean_counts(totals.loc[shared])
+        difference, degrees = b[0] - a[0], np.minimum(effective_groups(first), effective_groups(totals)) - 1
         if paired:
             error = jackknife_error(difference, (b[1] - a[1]).T)
         else:
             errors = np.stack([jackknife_error(*each) for each in ((a[0], a[1].T), (b[0], b[1].T))])
-            error, degrees = np.hypot(*errors), welch_degrees(errors, [[_groups(first) - 1], [_groups(totals) - 1]])
+            each_degrees = [[effective_groups(sums) - 1] for sums in (first, totals)]
+            error, degrees = np.hypot(*errors), welch_degrees(errors, each_degrees)
         half = t_half(degrees) * error
         piece = shared.to_frame(index=False)
         piece.insert(0, "run", run.name)
@@ -221,7 +222,7 @@ def _renumbered(totals: pd.DataFrame, partners: dict[int, int]) -> pd.DataFrame:
     return renamed.set_index(totals.index.names)
 
 
-def _replicate_totals(run: Run, keys: list[str]) -> pd.DataFrame:
+def replicate_totals(run: Run, keys: list[str]) -> pd.DataFrame:
     """Return sums of tokens and nnz by key, a column pair a replicate; 0 where a replicate has no token there."""
     rows = open_summaries(run).frame("position_bands")
     rows = rows[rows["layer"] >= 0]
@@ -229,13 +230,13 @@ def _replicate_totals(run: Run, keys: list[str]) -> pd.DataFrame:
     return sums.astype(float)
 
 
-def _groups(sums: pd.DataFrame) -> float:
+def effective_groups(sums: pd.DataFrame) -> float:
     """Return the effective number of replicates."""
     size = sums["tokens"].sum().to_numpy()
     return float(effective(size.sum(), (size**2).sum()))
 
 
-def _means(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+def mean_counts(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Return mean nnz [key], and the means without each replicate [key, replicate]."""
     n, y = sums["tokens"].to_numpy(), sums["nnz_sum"].to_numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -244,7 +245,7 @@ def _means(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.where(np.isfinite(without), without, mean[:, None])
 
 
-def _same_sequences(a: Run, b: Run) -> bool:
+def same_sequences(a: Run, b: Run) -> bool:
     """Return whether two runs cut the same text into the same sequences."""
 
     def cut(run: Run) -> list[Any]:
@@ -272,7 +273,7 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
             raise Missing(
                 f"{run.name} has other tokens than {runs[0].name} under the same ids: they cannot be compared."
             )
-        paired = _same_sequences(runs[0], run) and can_be_paired(runs[0], run)
+        paired = same_sequences(runs[0], run) and can_be_paired(runs[0], run)
         errors = both[["z_se", "z_se_first"]].to_numpy().T
         error, degrees = np.hypot(*errors), welch_degrees(errors, both[["degrees", "degrees_first"]].to_numpy().T)
         if paired:

@@ -103,7 +103,7 @@ def side_by_side(frame: pd.DataFrame, measures: dict[str, str]) -> go.Figure:
     return figure
 
 
-def _layer_labels(frame: pd.DataFrame) -> list[str]:
+def layer_labels(frame: pd.DataFrame) -> list[str]:
     """Return the names of layers that are compared: L3, or L3 / L11 where the first run's has another number."""
     pairs = zip(frame["layer"], frame["first_layer"], strict=True)
     return [f"L{layer}" if layer == first else f"L{layer} / L{first}" for layer, first in pairs]
@@ -115,7 +115,7 @@ def differences(frame: pd.DataFrame) -> go.Figure:
     Args:
         frame: the rows of `analysis.compare_layers`.
     """
-    labels, places = _layer_labels(frame), list(range(len(frame)))
+    labels, places = layer_labels(frame), list(range(len(frame)))
     figure = go.Figure(
         dots(
             frame["difference"],
@@ -246,7 +246,7 @@ def ratio_panels(frame: pd.DataFrame) -> go.Figure:
         f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
         for r in frame.itertuples()
     ]
-    titles = dict(zip(frame["layer"].astype(int), _layer_labels(frame), strict=True))
+    titles = dict(zip(frame["layer"].astype(int), layer_labels(frame), strict=True))
     frame = frame.assign(hover=hover)
     return small_multiples(frame, "position", titles, "position, tokens", "ratio of mean nnz", log=True, log_y=True)
 

@@ -22,10 +22,11 @@ from twell.analysis.figures.compare import (
 )
 from twell.analysis.memo import built_once
 from twell.analysis.speed.ffn_speedup import conditions
+from twell.app.runs.changes_view import draw_changes
 from twell.app.runs.comparison import is_copy, likeness_sentence, same_text, similarity
 from twell.app.runs.trainings_view import draw_trainings
 from twell.app.ui import run_header, widgets
-from twell.app.ui.formatting import fixed, number, pass_spread, percent, plural, times, token_html, typeset, whole
+from twell.app.ui.formatting import fixed, pass_spread, percent, plural, times, token_html, typeset, whole
 from twell.app.ui.query import fetch, query_with_others
 from twell.app.ui.run_cache import shown
 from twell.app.ui.run_catalog import RunCatalog, find_runs, run_label
@@ -36,9 +37,6 @@ from twell.workbench.run.store import Run
 NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("Tokens", "tokens", lambda v: whole(v) if v is not None else "–"),
     ("Sparsity", "sparsity", percent),
-    ("nnz per token and layer", "nnz_mean", number),
-    ("Next-token loss, nats", "loss", number),
-    ("Dead neurons", "dead_share", percent),
 )
 LISTED_TOKENS = 12
 
@@ -74,7 +72,7 @@ def pass_with_spread(overview: dict[str, Any]) -> str:
 
 
 def draw_headline(runs: tuple[Run, Run]) -> None:
-    """Draw what was run and the headline numbers of both runs, side by side."""
+    """Draw what was run in both runs, and how sure their speeds are, side by side."""
     overviews = [fetch(run, analysis.overview) for run in runs]
     facts = {
         "Model": [str(run.manifest.model["name"]) for run in runs],
@@ -91,6 +89,7 @@ def draw_headline(runs: tuple[Run, Run]) -> None:
         f"<div><span>{html.escape(name)}</span><span>{html.escape(a)}</span><span>{html.escape(b)}</span></div>"
         for name, a, b in rows
     )
+    widgets.heading("What was run")
     st.html(f'<div class="tw-two"><div class="names"><span></span>{head}</div>{body}</div>')
     if len(timed := [run for run, overview in zip(runs, overviews, strict=True) if overview["speedup"]]):
         held = "; ".join(f"{run.name} {conditions(run)}" for run in timed)
@@ -232,6 +231,8 @@ def draw_page(run: Run) -> None:
     widgets.note(html.escape(likeness_sentence(run, other)))
     run_header.left_out(other)
     run_header.update_summaries(other)
+    with widgets.show_errors():
+        draw_changes(runs)
     draw_headline(runs)
     with widgets.show_errors():
         draw_all_runs(run, catalog)

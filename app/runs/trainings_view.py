@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 
@@ -71,13 +73,28 @@ def differing_fields(run: Run, other: Run) -> int:
 
 
 def draw_ends(logs: pd.DataFrame, current: str) -> None:
-    """Draw what the recipes differ in, and the last value of each figure, a column a training, `current` first."""
+    """Draw what the recipes differ in, and the last value of each figure, a column a training, `current` first; each
+    value of another with its ratio to that of `current`, the figures whose ratio is furthest from 1 first."""
     names = list(dict.fromkeys([current, *logs["run"]]))
     rows = [(str(field), [str(values[name]) for name in names]) for field, values in logs.attrs["recipes"].iterrows()]
+    results = list[tuple[float, str, list[str]]]()
     for title, column, form in ENDS:
         known = [logs[logs["run"] == name][column].dropna() for name in names]
         if any(len(values) for values in known):
-            rows.append((title, [form(values.iloc[-1]) if len(values) else "–" for values in known]))
+            last = [float(values.iloc[-1]) if len(values) else np.nan for values in known]
+            ratios = [value / last[0] if last[0] else np.nan for value in last[1:]]
+            cells = ["–" if np.isnan(value) else form(value) for value in last]
+            cells[1:] = [
+                cell if np.isnan(ratio) else f"{cell} ({times(ratio)})"
+                for cell, ratio in zip(cells[1:], ratios, strict=True)
+            ]
+            sizes = [abs(math.log(ratio)) if ratio > 0 else math.inf for ratio in ratios if not np.isnan(ratio)]
+            results.append((max(sizes, default=0.0), title, cells))
+    rows += [(title, cells) for _, title, cells in sorted(results, key=lambda result: -result[0])]
     table = pd.DataFrame([cells for _, cells in rows], columns=names, index=[title for title, _ in rows])
-    widgets.heading("Recipes and results", "Fields of the recipes that differ, then the last figure in each log.")
+    widgets.heading(
+        "Recipes and results",
+        f"Fields of the recipes that differ, then the last figure in each log, in brackets over that of {current}: "
+        "what changed most comes first.",
+    )
     st.dataframe(table, width="stretch")

@@ -208,6 +208,21 @@ h2.tw-group-title { font-size: 1.05rem; font-weight: 600; margin: 0; padding: .8
 .tw-two > div > span:first-child { opacity: .8; }
 .tw-two .names { font-weight: 600; }
 
+.tw-changes { max-width: 80rem; }
+.tw-changes > div { display: grid; grid-template-columns: 14rem 6rem 6rem minmax(0,1fr) minmax(0,1fr) 9rem; gap: 1.2rem;
+  padding: .25rem 0; border-bottom: 1px solid rgba(139,149,161,.22); font-variant-numeric: tabular-nums;
+  align-items: center; }
+.tw-changes .names { opacity: .8; }
+.tw-changes span { overflow-wrap: anywhere; }
+.tw-changes i { position: relative; height: .7rem;
+  background: center / 1px 100% no-repeat linear-gradient(rgba(139,149,161,.8), rgba(139,149,161,.8)); }
+.tw-changes b { position: absolute; top: 0; height: 100%; border-radius: 2px; background: #8b95a1; opacity: .6; }
+.tw-changes b.clear { background: #2f7ed8; opacity: .85; }
+@media (max-width: 900px) {
+  .tw-changes > div { grid-template-columns: 8.4rem 4rem 4rem minmax(0,1fr) minmax(0,1fr) 4rem; gap: .6rem;
+    font-size: .87rem; }
+}
+
 @media (max-width: 640px) {
   .tw-two > div { grid-template-columns: 5.6rem 1fr 1fr; gap: .6rem; }
   .tw-two.four > div { grid-template-columns: 5.6rem 1fr 1fr 1.8fr; }

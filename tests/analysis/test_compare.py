@@ -23,6 +23,7 @@ from twell.analysis import (
     ffn_speedup,
     summarize,
 )
+from twell.analysis.changes import compare_means, headline_changes
 from twell.analysis.compare import compare, paired_layers
 from twell.analysis.figures.compare import differences, layers_of, side_by_side
 from twell.workbench.errors import Missing, UserError
@@ -87,6 +88,41 @@ def test_layers_of_the_same_text_are_compared_in_pairs(run: Run, sparser: Run) -
         assert row["high"] - row["difference"] == pytest.approx(half, rel=1e-6, abs=1e-9)
     assert (table["high"][:3] < 0).all()
     assert table.loc[3, "low"] <= 0 <= table.loc[3, "high"]
+
+
+def test_means_over_all_layers_and_what_changed_most(
+    run: Run, sparser: Run, other_text: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against rows: the interval of the same text from its groups of documents, each left out once."""
+    means = compare_means(run, sparser)
+    assert means["mean"] == pytest.approx(by_layer(sparser)["mean"].mean())
+    assert means["difference"] == pytest.approx(compare_layers([run, sparser])["difference"].mean())
+    assert means["ratio"] == pytest.approx(means["mean"] / means["first"])
+    rows = [one.activity(flagged=False) for one in (run, sparser)]
+    groups = rows[0]["sequence"].to_numpy() // 2 % 20
+    a, b = (one[nnz_columns(run.layers)].to_numpy(float).mean(axis=1) for one in rows)
+    t = stats.t.ppf(0.975, degrees(pd.Series(groups)))
+    assert means["high"] - means["difference"] == pytest.approx(t * jackknife(b - a, groups))
+    logs = [np.log(b[groups != group].mean() / a[groups != group].mean()) for group in np.unique(groups)]
+    error = np.sqrt((1 - 1 / len(logs)) * np.sum((np.array(logs) - np.log(means["ratio"])) ** 2))
+    assert means["ratio_low"] == pytest.approx(means["ratio"] * np.exp(-t * error))
+    apart = compare_means(run, other_text)
+    assert apart["high"] - apart["low"] > means["high"] - means["low"], "of another text, as independent"
+    table = headline_changes([run, sparser]).set_index("number")
+    for name in ("low", "high", "ratio_low", "ratio_high"):
+        scale = run.d_ff if name in ("low", "high") else 1
+        assert table.loc["firing_share", name] * scale == pytest.approx(table.loc["nnz_mean", name]) == means[name]
+    assert table.loc["nnz_mean", "evidence"] == "clear" and table.loc["loss", "ratio"] == 1
+    speeds = [ffn_speedup(one) for one in (run, sparser)]
+    half = np.hypot(*(np.log(speed["high"] / speed["low"]) / 2 for speed in speeds))
+    ratio = table.loc["ffn_speedup"]
+    assert ratio["ratio_high"] == pytest.approx(speeds[1]["speedup"] / speeds[0]["speedup"] * np.exp(half))
+    assert ratio["evidence"] == ("clear" if ratio["ratio_low"] > 1 or ratio["ratio_high"] < 1 else "chance")
+    size = np.abs(np.log(table["ratio"])) - 10 * (table["evidence"] == "chance")
+    assert size.is_monotonic_decreasing, "what may be chance comes last"
+    monkeypatch.setattr("twell.analysis.changes.of_one_text", lambda runs: False)
+    last = headline_changes([run, other_text]).iloc[-1]
+    assert last["number"] == "loss" and np.isnan(last["difference"]), "of other texts, losses tell nothing"
 
 
 def test_layers_of_unequal_depths_are_paired_by_relative_depth(run: Run, made: ModuleType, tmp_path: Path) -> None:

@@ -163,6 +163,8 @@ def what_else(visit: Visit) -> None:
     with visit.asks("what changed between two runs"):
         visit.to("Compare")
         visit.sees("Different: ")
+        table = page.locator(".tw-changes").bounding_box()
+        assert table["y"] + table["height"] < 900, "on the first view"
         visit.sees("Layer by layer")
     with visit.asks("what about my text"):
         visit.to("Text")

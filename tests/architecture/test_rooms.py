@@ -49,7 +49,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"tokens", "speed"},
         {"neurons"},
         {"claims"},
-        {"overview", "compare", "passage", "checks", "shipped"},
+        {"overview", "compare", "changes", "passage", "checks", "shipped"},
         {"figures"},
         {"exports"},
     ],

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pandas as pd
 from streamlit.testing.v1 import AppTest
 from support.page_elements import figure, layout, markup, notices
 
 from twell.analysis import by_layer, compare_layers
+from twell.analysis.changes import headline_changes
 from twell.analysis.figures.compare import frontier
-from twell.app.ui.formatting import number, percent, times
+from twell.app.runs.changes_view import NAMES
+from twell.app.ui.formatting import number, percent, signed, times
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
@@ -28,6 +32,17 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
     assert f"<span>{number(mean)}</span>" in html
     assert f"<span>{percent(1 - mean / made_run.d_ff)}</span>" in html
     other = open_run(runs / "oracle")
+    changes = headline_changes([other, made_run])
+    rows = re.findall(r"<div><span>(.*?)</span><span>(.*?)</span><span>(.*?)</span>", html.split("tw-changes")[1])
+    assert [row[0] for row in rows][: len(changes)] == [NAMES[name] for name in changes["number"]]
+    nnz = changes.set_index("number").loc["nnz_mean"]
+    assert f"<span>{signed(nnz['difference'])} ({signed(nnz['low'])} to {signed(nnz['high'])})</span>" in html
+    assert f"<span>{times(nnz['ratio'])} ({number(nnz['ratio_low'])} to {number(nnz['ratio_high'])})</span>" in html
+    assert ", may be chance</span>" not in html, "the reference claims no speed, and nothing else may be chance"
+    layers = compare_layers([other, made_run])
+    most = layers.loc[np.log(layers["ratio"]).abs().idxmax()]
+    assert f"Of the layers L{most['layer']} / L{most['first_layer']} changed most, to {times(most['ratio'])}" in html
+    assert html.index("What changed most") < html.index("What was run")
     ratios = [times(ratio) for ratio in compare_layers([other, made_run])["ratio"]]
     assert [note["text"] for note in layout(test, "differences")["annotations"]] == ratios
     assert "compared as independent" in html

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from support.synthetic_training import DENSE, SPARSE, make_training
 
-from twell.analysis import training_layers
+from twell.analysis import compare_trainings, training_layers
 from twell.analysis.figures.training import layer_map
 from twell.app.ui.formatting import number, percent, times, whole
 from twell.workbench.run.store import open_run
@@ -66,6 +67,13 @@ def test_compare_puts_trainings_side_by_side(folder: Path, show: Callable[..., A
     assert list(table) == ["done", "going"]
     assert table.loc["Dense step / sparse step"].tolist() == [times(1.5), "–"]
     assert table.loc["seed"].tolist() == ["0", "1"]
+    ratios = [float(found[1]) for cell in table["going"] if (found := re.search(r"\(([\d.]+)\u202f×\)", cell))]
+    assert len(ratios) > 3 and ratios == sorted(ratios, key=lambda ratio: -abs(np.log(ratio or 1e-99))), (
+        "what changed most first"
+    )
+    logs = compare_trainings([open_run(folder / name) for name in ("going", "done")])
+    last = logs.groupby("run")["nnz"].agg(lambda values: values.dropna().iloc[-1])
+    assert table.loc["nnz per token and layer", "going"].endswith(f"({times(last['going'] / last['done'])})")
 
 
 def test_the_bar_links_to_it_only_for_trainings(folder: Path, show: Callable[..., AppTest], runs: Path) -> None:

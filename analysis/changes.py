@@ -1,0 +1,121 @@
+"""What changed between two runs: their headline numbers side by side, those that changed most first.
+
+    headline_changes([before, after])   a row a number: both values, difference and ratio, with 95 % intervals
+    compare_means(before, after)        the same of mean nnz over all layers alone
+
+Cost: that of `overview` for each run, and 20 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from twell.analysis.compare import effective_groups, mean_counts, of_one_text, replicate_totals, same_sequences
+from twell.analysis.overview import overview
+from twell.analysis.statistics import jackknife_error, t_half, welch_degrees
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+# Of each speedup: its name in `overview`, and what the names of its interval's ends begin with there.
+SPEEDS = {"ffn_speedup": ("speedup", "speedup"), "pass_speedup": ("pass_speedup", "pass")}
+COLUMNS = ("number", "value", "first", "difference", "low", "high", "ratio", "ratio_low", "ratio_high")
+
+
+def headline_changes(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return how the second of two runs differs from the first: first what changed most, by ratio either way, then what
+    may be chance, last what has no ratio. Columns:
+
+    number (nnz_mean; firing_share, of a layer's neurons; dead_share; loss, in nats; ffn_speedup; pass_speedup); value,
+    first (of the second and of the first run); difference, low, high; ratio, ratio_low, ratio_high (95 %; empty where
+    the runs tell no interval); evidence (clear: the interval of the ratio leaves 1 out; chance: it does not; unknown:
+    there is none). What one of the runs lacks is left out; losses of different texts have no ratio.
+    """
+    first, run = runs
+    numbers = [overview(one) for one in (first, run)]
+    rows = [*_of_nnz(first, run), *_counted(numbers, of_one_text(runs)), *_speeds(numbers)]
+    frame = pd.DataFrame([dict.fromkeys(COLUMNS, np.nan) | row for row in rows], columns=list(COLUMNS))
+    low, high = frame["ratio_low"].to_numpy(float), frame["ratio_high"].to_numpy(float)
+    evidence = np.where(np.isnan(low), "unknown", np.where((low > 1) | (high < 1), "clear", "chance"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        size = np.abs(np.log(frame["ratio"].to_numpy(float)))
+    order = np.lexsort((-size, evidence == "chance", np.isnan(size)))
+    return frame.assign(evidence=evidence).iloc[order].reset_index(drop=True)
+
+
+def _of_nnz(first: Run, run: Run) -> list[dict[str, Any]]:
+    """Return the rows of mean nnz and of the share of a layer's neurons that fire; none where a run counts nothing."""
+    try:
+        of_nnz = compare_means(first, run)
+    except Missing:
+        return []
+    of_nnz["value"] = of_nnz.pop("mean")
+    widths = run.d_ff, first.d_ff
+    share = {"value": of_nnz["value"] / widths[0], "first": of_nnz["first"] / widths[1]}
+    share["difference"] = share["value"] - share["first"]
+    if widths[0] == widths[1]:
+        share |= {name: of_nnz[name] / widths[0] for name in ("low", "high")}
+    share |= {name: of_nnz[name] * widths[1] / widths[0] for name in ("ratio", "ratio_low", "ratio_high")}
+    return [{"number": "nnz_mean", **of_nnz}, {"number": "firing_share", **share}]
+
+
+def _counted(numbers: list[dict[str, Any]], same_text: bool) -> list[dict[str, Any]]:
+    """Return the rows of dead neurons and of the loss. numbers: `overview` of both runs, the first one first"""
+    rows = []
+    for name in ("dead_share", "loss"):
+        before, after = (one[name] for one in numbers)
+        if before is None or after is None:
+            continue
+        row = {"number": name, "value": after, "first": before}
+        if name != "loss" or same_text:
+            ratio = after / before if before else np.inf if after else 1.0
+            row |= {"difference": after - before, "ratio": ratio}
+        rows.append(row)
+    return rows
+
+
+def _speeds(numbers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of speedups. The runs are independent, so squares of their half-widths, by logarithms, add up."""
+    rows = []
+    for name, (value, prefix) in SPEEDS.items():
+        before, after = (one[value] for one in numbers)
+        if before is None or after is None:
+            continue
+        ratio = after / before
+        ends = np.log([[one[f"{prefix}_{end}"] for end in ("low", "high")] for one in numbers])
+        half = np.hypot(*(ends[:, 1] - ends[:, 0]) / 2)
+        row = {"number": name, "value": after, "first": before, "difference": after - before, "ratio": ratio}
+        rows.append(row | {"ratio_low": ratio * np.exp(-half), "ratio_high": ratio * np.exp(half)})
+    return rows
+
+
+def compare_means(first: Run, run: Run) -> dict[str, float]:
+    """Return how two runs' mean nnz over all layers differs, with 95 % intervals. Keys: mean, first; difference, low,
+    high; ratio, ratio_low, ratio_high (by their logarithms)."""
+    estimates, without, degrees = [], [], []
+    for one in (first, run):
+        sums = replicate_totals(one, ["layer"])
+        means, each = mean_counts(sums)
+        estimates.append(means.mean())
+        without.append(each.mean(axis=0))
+        degrees.append(effective_groups(sums) - 1)
+    paired = same_sequences(first, run)
+    result = {"mean": float(estimates[1]), "first": float(estimates[0])}
+    for scale, back, names in (
+        (np.asarray, np.asarray, ("difference", "low", "high")),
+        (np.log, np.exp, ("ratio", "ratio_low", "ratio_high")),
+    ):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            a, b = map(scale, estimates)
+            rest_a, rest_b = map(scale, without)
+            if paired:
+                half = t_half(np.asarray(min(degrees))) * jackknife_error(b - a, rest_b - rest_a)
+            else:
+                errors = np.array([jackknife_error(a, rest_a), jackknife_error(b, rest_b)])
+                half = t_half(welch_degrees(errors, degrees)) * np.hypot(*errors)
+            ends = back([b - a, b - a - half, b - a + half])
+        result |= dict(zip(names, map(float, ends), strict=True))
+    return result

@@ -1,0 +1,124 @@
+"""What changed between two runs: a sentence, and their numbers side by side with difference and ratio."""
+
+from __future__ import annotations
+
+import html
+from contextlib import suppress
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from twell import analysis
+from twell.analysis.changes import headline_changes
+from twell.analysis.figures.compare import layer_labels
+from twell.app.ui import widgets
+from twell.app.ui.formatting import SPACE, number, percent, signed, times, typeset, whole
+from twell.app.ui.query import query_with_others
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+NAMES = {
+    "nnz_mean": "nnz per token and layer",
+    "firing_share": "Share of a layer that fires",
+    "dead_share": "Dead neurons",
+    "loss": "Next-token loss, nats",
+    "ffn_speedup": "FFN speedup",
+    "pass_speedup": "Speedup of a whole pass",
+}
+SHARES, SPEEDS = {"firing_share", "dead_share"}, {"ffn_speedup", "pass_speedup"}
+
+
+def draw_changes(runs: tuple[Run, Run]) -> None:
+    """Draw what changed most between the runs, first in a sentence, then number by number."""
+    result = query_with_others(runs[0], [runs[1]], headline_changes)
+    frame = result.frame
+    if frame.empty:
+        raise Missing("These runs have no number in common.")
+    first, other = (run.name for run in runs)
+    with widgets.show_errors():
+        st.html(f'<p class="tw-lead">{html.escape(typeset(lead(runs, frame)))}</p>')
+    widgets.heading(
+        "What changed most",
+        f"Difference: {first} minus {other}; ratio: {first} / {other}, with 95{SPACE}% intervals where the runs tell "
+        "one. The greatest change comes first; a grey bar may be chance, or has no interval.",
+        result,
+        key="changes",
+    )
+    st.html(changes_html(frame, (first, other)))
+
+
+def lead(runs: tuple[Run, Run], frame: pd.DataFrame) -> str:
+    """Return in two sentences or three how the first run differs from the second. frame: `headline_changes`"""
+    sentences, by_name = [], frame.set_index("number")
+    if "nnz_mean" in by_name.index:
+        row = by_name.loc["nnz_mean"]
+        span = f" ({times(row['ratio_low'])} to {times(row['ratio_high'])})" if pd.notna(row["ratio_low"]) else ""
+        sentence = (
+            f"{runs[0].name} fires {times(row['ratio'])} as many neurons a token and layer as {runs[1].name}{span}: "
+            f"{number(row['value'])} against {number(row['first'])}"
+        )
+        if runs[0].d_ff != runs[1].d_ff:
+            share = by_name.loc["firing_share"]
+            sentence += (
+                f". Of a layer's neurons, {whole(runs[0].d_ff)} and {whole(runs[1].d_ff)}, that is "
+                f"{times(share['ratio'])} the share: {percent(share['value'])} against {percent(share['first'])}"
+            )
+        sentences.append(f"{sentence}.")
+    with suppress(Missing):
+        sentences.append(most_changed_layer(query_with_others(runs[0], [runs[1]], analysis.compare_layers).frame))
+    chance = [NAMES[number] for number in frame.loc[frame["evidence"] == "chance", "number"]]
+    if chance:
+        sentences.append(f"May be chance: {', '.join(chance)}.")
+    return " ".join(sentences)
+
+
+def most_changed_layer(frame: pd.DataFrame) -> str:
+    """Return in a sentence which layer's nnz changed most, and which least. frame: rows of `compare_layers`"""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        size = np.abs(np.log(frame["ratio"].to_numpy(float)))
+    size = np.where(np.isfinite(size), size, -1.0)
+    labels = layer_labels(frame)
+    most, least = int(size.argmax()), int(np.where(size < 0, np.inf, size).argmin())
+    if most == least:
+        return ""
+    ratios = frame["ratio"]
+    return (
+        f"Of the layers {labels[most]} changed most, to {times(ratios[most])}, and {labels[least]} least, to "
+        f"{times(ratios[least])}."
+    )
+
+
+def changes_html(frame: pd.DataFrame, names: tuple[str, str]) -> str:
+    """Return rows of `headline_changes` as HTML; a bar on a logarithmic scale goes right where the ratio is above 1."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        size = np.log(frame["ratio"].to_numpy(float))
+    most = max(float(np.abs(size[np.isfinite(size)]).max(initial=0.0)), np.log(1.1))
+    head = "".join(f"<span>{html.escape(name)}</span>" for name in ("", *names, "difference", "ratio"))
+    lines = [f'<div class="tw-changes"><div class="names">{head}<span></span></div>']
+    for row, log in zip(frame.itertuples(), size, strict=True):
+        form = percent if row.number in SHARES else times if row.number in SPEEDS else number
+        cells = (NAMES[row.number], form(row.value), form(row.first), _difference(row), _ratio(row))
+        width = 0.0 if np.isnan(log) else 50 * min(abs(log) / most, 1.0)
+        side = "left" if log > 0 else "right"
+        bar = f'<i><b class="{row.evidence}" style="{side}:50%;width:{width:.0f}%"></b></i>'
+        lines.append(f"<div>{''.join(f'<span>{html.escape(cell)}</span>' for cell in cells)}{bar}</div>")
+    return "".join([*lines, "</div>"])
+
+
+def _difference(row: object) -> str:
+    """Return the difference of a row with its interval; of shares in percentage points."""
+    name, difference, low, high = (getattr(row, key) for key in ("number", "difference", "low", "high"))
+    if pd.isna(difference):
+        return "another text"
+    scale = 100 if name in SHARES else 1
+    unit = " points" if name in SHARES else ""
+    span = f" ({signed(scale * low)} to {signed(scale * high)})" if pd.notna(low) else ""
+    return f"{signed(scale * difference)}{unit}{span}"
+
+
+def _ratio(row: object) -> str:
+    """Return the ratio of a row with its interval."""
+    ratio, low, high = (getattr(row, key) for key in ("ratio", "ratio_low", "ratio_high"))
+    chance = ", may be chance" if getattr(row, "evidence") == "chance" else ""  # noqa: B009
+    return times(ratio) + (f" ({number(low)} to {number(high)}){chance}" if pd.notna(low) else "")
