@@ -38,6 +38,7 @@ ONE_WAY = "not whole and not streams and not graph and not full_size"  # from Py
 TESTS = {
     "at_once": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", f"once and {ONE_WAY}"),
     "compact/": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", f"not worst and not repeated and {ONE_WAY}"),
+    "activation.cuh": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", ONE_WAY),
     "bias_sums": (OPTIONS, "-k", f"not repeated and {ONE_WAY}"),
     "": (f"{HOPPER}/test_training.py", f"{HOPPER}/test_training_more.py", OPTIONS, "-k", f"not compact and {ONE_WAY}"),
 }

@@ -1,5 +1,5 @@
 // The activation: ReLU or its square on the gate's branch, and in some FFNs a ReLU on the up branch too. Each pair is a
-// library of its own, built with these flags when a call first needs it.
+// library of its own, built with these flags when a call first needs it. And the gradients of a value.
 #pragma once
 
 #include "common/convert.cuh"
@@ -60,5 +60,37 @@ __device__ __forceinline__ void add_used(int used, int* row, int lane) {
   used += __shfl_xor_sync(~0u, used, 1), used += __shfl_xor_sync(~0u, used, 2);
   if (lane % 4 == 0 && used > 0 && row != nullptr) atomicAdd(row, used);
 }
+
+// 1 / a of a >= 0, a unit in the last place off: what it is used for is rounded to 16 bits. Exact division takes a slow
+// path where a is 0, as half of all gate values are in a dense pass. Below 2^-126 that of it; 0 above 2^126.
+__device__ __forceinline__ float reciprocal(float a) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(fmaxf(a, 0x1p-126f)));
+  return out;
+}
+
+// The root of a >= 0, as exact.
+__device__ __forceinline__ float root(float a) {
+  float out;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(a));
+  return out;
+}
+
+// x with the sign of `of`, or the other one where x is negative.
+__device__ __forceinline__ float times_sign(float x, float of) {
+  return __uint_as_float(__float_as_uint(x) ^ (__float_as_uint(of) & 0x80000000u));
+}
+
+// The gradients of a value's up value and of its gate's pre-activation. Both are 0 where the gate value g is 0, and with it h.
+struct ValueGradients {
+  float du, dg;
+  // h: the hidden value; dh: its gradient without the one of l1; l1: the gradient of |h|
+  __device__ __forceinline__ ValueGradients(float g, float h, float dh, float l1) {
+    if (h != 0.f) dh += times_sign(l1, h);
+    float slope = h * reciprocal(g);  // of h by the gate's pre-activation: the up value
+    if constexpr (kRelu2) slope *= 2.f * root(g);
+    du = dh * g, dg = dh * slope;
+  }
+};
 
 }  // namespace twell::hopper

@@ -81,12 +81,11 @@ struct Ingredients {
 template <typename T>
 __device__ __forceinline__ uint32_t make_pair(const Backward& b, Shared& s, const UpTask& task, const Ingredients& in, int place, float l1_scale) {
   const float g = half_of<T>(in.gate, 0), h = half_of<T>(in.hidden, 0);
-  float dh = half_of<T>(*reinterpret_cast<const uint16_t*>(s.staging + place), 0);
+  const float dh = half_of<T>(*reinterpret_cast<const uint16_t*>(s.staging + place), 0);
   const int position = task.block * kBlockRows + TaskValues::row_of(in.position);
-  if (h != 0.f && (b.counted == nullptr || b.counted[b.kept.order[position]] != 0)) dh += h > 0.f ? l1_scale : -l1_scale;
-  float slope = h / g;  // of h by the gate's pre-activation: the up value
-  if constexpr (kRelu2) slope *= 2.f * sqrtf(g);
-  const uint32_t pair = round_pair<T>(dh * g, dh * slope);
+  const bool counts = b.counted == nullptr || b.counted[b.kept.order[position]] != 0;
+  const ValueGradients of(g, h, dh, counts ? l1_scale : 0.f);
+  const uint32_t pair = round_pair<T>(of.du, of.dg);
   uint16_t* to = static_cast<uint16_t*>(b.chunks) + in.place;
   to[0] = pair, to[kListNeurons * kChunk] = pair >> 16, to[2 * kListNeurons * kChunk] = in.hidden;
   return pair;

@@ -154,17 +154,11 @@ __device__ __forceinline__ void finish_panel(const float (&d)[128], Shared& s, c
     sm80::load_matrices<false>(gates, smem_address(at)), sm80::load_matrices<false>(hidden, smem_address(at + kPanelBytes));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float du[2], dg[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float g = half_of<T>(gates[i], e), h = half_of<T>(hidden[i], e);
-        float dh = d[32 * kPanel + 8 * j + 2 * i + e];
-        if (h != 0.f) dh += h > 0.f ? l1_scale[i % 2] : -l1_scale[i % 2];
-        float slope = h / g;  // of h by the gate's pre-activation: the up value
-        if constexpr (kRelu2) slope *= 2.f * sqrtf(g);
-        du[e] = g > 0.f ? dh * g : 0.f, dg[e] = g > 0.f ? dh * slope : 0.f;
-      }
-      gates[i] = round_pair<T>(du[0], du[1]), hidden[i] = round_pair<T>(dg[0], dg[1]);
+      const auto of = [&](int e) {
+        return ValueGradients(half_of<T>(gates[i], e), half_of<T>(hidden[i], e), d[32 * kPanel + 8 * j + 2 * i + e], l1_scale[i % 2]);
+      };
+      const ValueGradients low = of(0), high = of(1);
+      gates[i] = round_pair<T>(low.du, high.du), hidden[i] = round_pair<T>(low.dg, high.dg);
     }
     store_matrices(at, gates[0], gates[1], gates[2], gates[3]);
     store_matrices(at + kPanelBytes, hidden[0], hidden[1], hidden[2], hidden[3]);

@@ -86,19 +86,12 @@ struct DenseValues {
   __device__ __forceinline__ void take_dh(const float (&dh)[128], const bool (&there)[2], const float (&l1_scale)[2]) {
 #pragma unroll
     for (int i = 0; i < kDensePairs; ++i) {
-      float du[2], dg[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float g = half_of<T>(gate[i], e), h = half_of<T>(hidden[i], e);
-        float gradient = dh[2 * i + e];
-        if (h != 0.f) gradient += h > 0.f ? l1_scale[i % 2] : -l1_scale[i % 2];
-        float slope = h / g;  // of h by the gate's pre-activation: the up value
-        if constexpr (kRelu2) slope *= 2.f * sqrtf(g);
-        const bool fires = there[i % 2] && g > 0.f;
-        du[e] = fires ? gradient * g : 0.f, dg[e] = fires ? gradient * slope : 0.f;
-      }
-      gate[i] = round_pair<T>(du[0], du[1]), other[i] = round_pair<T>(dg[0], dg[1]);
-      if (!there[i % 2]) hidden[i] = 0;
+      const auto of = [&](int e) {
+        return ValueGradients(half_of<T>(gate[i], e), half_of<T>(hidden[i], e), dh[2 * i + e], l1_scale[i % 2]);
+      };
+      const ValueGradients low = of(0), high = of(1);
+      gate[i] = round_pair<T>(low.du, high.du), other[i] = round_pair<T>(low.dg, high.dg);
+      if (!there[i % 2]) gate[i] = other[i] = hidden[i] = 0;
     }
   }
 };
