@@ -17,20 +17,28 @@ import torch
 from torch import Tensor
 
 from twell.kernels.backends import hopper_backward, reference_backward
-from twell.kernels.backends.reference_backward import NO_SUMS, Forward, Gradients, Saved, Sums, Weights, wide
+from twell.kernels.backends.reference_backward import (
+    NO_SUMS,
+    ForwardResults,
+    Gradients,
+    GradientSums,
+    Saved,
+    Weights,
+    wide,
+)
 
 KEPT = 6  # tensors that a backend may keep for its backward pass beside x
 NO_SECOND_PASS = "backward: expected one backward pass, got create_graph=True, as the FFN op has no second one"
 WEIGHTS = slice(1, 7)  # the weights and biases among the inputs of the ops
 NAMES = ("x", "w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down")
-Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+OpOutputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Backend:
     """A way to run both passes.
 
-    forward(x, weights, rows, activation, save, capacity): (Forward without its saved values, finite bool [n], kept
+    forward(x, weights, rows, activation, save, capacity): (ForwardResults without saved values, finite bool [n], kept
     tensors); weights may be float32 masters beside a 16-bit x
     backward(x, weights, (finite, *kept), activation, grad_y, grad_l1, dtype, sums): Gradients, the weights' ones in
     `dtype`, or added to `sums`
@@ -38,14 +46,16 @@ class Backend:
     tensors
     """
 
-    forward: Callable[[Tensor, Weights, Tensor | None, str, bool, int], tuple[Forward, Tensor, tuple[Tensor, ...]]]
-    backward: Callable[[Tensor, Weights, tuple[Tensor, ...], str, Tensor, Tensor, torch.dtype, Sums], Gradients]
+    forward: Callable[
+        [Tensor, Weights, Tensor | None, str, bool, int], tuple[ForwardResults, Tensor, tuple[Tensor, ...]]
+    ]
+    backward: Callable[[Tensor, Weights, tuple[Tensor, ...], str, Tensor, Tensor, torch.dtype, GradientSums], Gradients]
     kept: Callable[[Tensor, Weights, Tensor | None, bool, int], tuple[Tensor, ...]]
 
 
 def _reference_forward(
     x: Tensor, weights: Weights, rows: Tensor | None, activation: str, save: bool, capacity: int
-) -> tuple[Forward, Tensor, tuple[Tensor, ...]]:
+) -> tuple[ForwardResults, Tensor, tuple[Tensor, ...]]:
     results = reference_backward.forward(x, _rounded(weights, x.dtype), rows, activation)
     gate, up, counted, finite = results.saved
     return results, finite, (gate, up, counted) if save else ()
@@ -53,7 +63,7 @@ def _reference_forward(
 
 def _reference_backward(
     x: Tensor, weights: Weights, kept: tuple[Tensor, ...], activation: str, grad_y: Tensor, grad_l1: Tensor,
-    dtype: torch.dtype, sums: Sums,
+    dtype: torch.dtype, sums: GradientSums,
 ) -> Gradients:  # fmt: skip
     finite, gate, up, counted, *_ = kept
     saved = Saved(gate, up, counted, finite)
@@ -157,7 +167,7 @@ def ffn_backward_into(
     One that is absent is empty: torch.compile takes no lists from ops that write to their arguments.
     """
     weights = Weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
-    into = Sums(sums[0], sums[1] if w_up is not None else None, sums[-1])
+    into = GradientSums(sums[0], sums[1] if w_up is not None else None, sums[-1])
     saved = (finite, *kept)
     gradients = BACKENDS[backend].backward(x, weights, saved, activation, grad_y, grad_l1, w_gate.dtype, into)
     return _none_empty(x, gradients.x, gradients.b_gate, gradients.b_up, gradients.b_down)
@@ -173,7 +183,7 @@ def _(sums, grad_y, grad_l1, x, w_gate, w_up, w_down, b_gate, b_up, b_down, fini
     return _none_empty(x, *(None if t is None else t.new_empty(t.shape) for t in (x, b_gate, b_up, b_down)))
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: OpOutputs) -> None:
     """Keep what the backward op reads, and mark every output but y and l1 as one without a gradient."""
     ctx.activation, ctx.backend = inputs[8], inputs[9]
     ctx.present = [tensor is not None for tensor in inputs[:7]]

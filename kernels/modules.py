@@ -33,7 +33,7 @@ from twell.kernels.params import FFNParams, Requirements
 from twell.kernels.prepared import Prepared
 from twell.kernels.stats import Stats
 
-Linear = nn.Module | Tensor  # a module with `weight` and perhaps `bias`, or the weight alone
+LinearLike = nn.Module | Tensor  # a module with `weight` and perhaps `bias`, or the weight alone
 PREPARED = 4  # shapes whose later calls need no checks: a generation has prompts and steps
 
 
@@ -119,13 +119,13 @@ class SparseFFN(nn.Module):
             self.w_down = nn.Parameter(by_neuron, requires_grad=False)
 
     @classmethod
-    def gated(cls, gate: Linear, up: Linear, down: Linear, **options: Any) -> SparseFFN:
+    def gated(cls, gate: LinearLike, up: LinearLike, down: LinearLike, **options: Any) -> SparseFFN:
         """Make one from three linear modules with their biases, or three weights; options as in the constructor."""
         (w_gate, b_gate), (w_up, b_up), (w_down, b_down) = map(_weight_and_bias, (gate, up, down))
         return cls(w_gate, w_up, w_down, b_gate, b_up, b_down, **options)
 
     @classmethod
-    def plain(cls, inner: Linear, outer: Linear, **options: Any) -> SparseFFN:
+    def plain(cls, inner: LinearLike, outer: LinearLike, **options: Any) -> SparseFFN:
         """Make one from two linear modules with their biases, or two weights; options as in the constructor."""
         (w_in, b_in), (w_out, b_out) = map(_weight_and_bias, (inner, outer))
         return cls(w_in, None, w_out, b_in, None, b_out, **options)
@@ -247,7 +247,7 @@ class CountedMap(nn.Module):
             probe.on_stats(self.layer, flat, stats)
 
 
-def _weight_and_bias(linear: Linear) -> tuple[Tensor, Tensor | None]:
+def _weight_and_bias(linear: LinearLike) -> tuple[Tensor, Tensor | None]:
     """Return the weight and the bias, if it has one, of a linear module or of a weight alone."""
     if isinstance(linear, Tensor):
         return linear, None

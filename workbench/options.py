@@ -17,7 +17,7 @@ from twell.workbench.option_fields import option
 
 CPU_BATCH = 8192  # tokens of a batch on a CPU
 Device = Literal["auto", "cpu", "cuda"]
-Kernel = Literal["auto", "reference", "cpu", "cuda", "hopper"]
+KernelName = Literal["auto", "reference", "cpu", "cuda", "hopper"]
 TrainingKernel = Literal["auto", "dense", "sparse"]
 WITHOUT_DAMAGED = "leave damaged parts out, by name, and answer from the others"
 Format = Literal["parquet", "csv", "json", "npz", "notebook", "html"]
@@ -51,7 +51,7 @@ class CaptureOptions:
         least=1,
     )
     device: Device = option("auto", help="where to run")
-    kernel: Kernel = option("auto", help="which FFN kernel; auto picks one and records why")
+    kernel: KernelName = option("auto", help="which FFN kernel; auto picks one and records why")
     timings: int = option(1, help="time dense layers in one of so many batches; 0: no timings", unit="batches", least=0)
     timings_share: float = option(
         0.01,

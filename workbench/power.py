@@ -14,7 +14,7 @@ import torch
 
 WINDOW = 5.0  # seconds
 WINDOW_SECONDS = 1.2 * WINDOW  # what a window takes with its warm-up
-Reading = tuple[float | None, float | None]  # SM clock in MHz, power in W; None if unknown
+PowerReading = tuple[float | None, float | None]  # SM clock in MHz, power in W; None if unknown
 
 
 class Gauge:
@@ -37,7 +37,7 @@ class Gauge:
         """Whether the device reports anything."""
         return self._handle is not None
 
-    def read(self) -> Reading:
+    def read(self) -> PowerReading:
         """Return the clock and power at this moment."""
         if not self.reads:
             return None, None
@@ -46,7 +46,7 @@ class Gauge:
         power = self._query(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         return clock, None if power is None else power / 1000
 
-    def window(self, operation: Callable[[], Any]) -> Reading:
+    def window(self, operation: Callable[[], Any]) -> PowerReading:
         """Repeat an operation for WINDOW seconds; return the clock at the end and the mean power."""
         if not self.reads:
             return None, None

@@ -20,11 +20,11 @@ from twell.analysis.activity.layers import by_layer
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
-Curves = Mapping[int, Sequence[tuple[float, float]]]  # by layer: shares and the changes that each makes alone
+EffectCurves = Mapping[int, Sequence[tuple[float, float]]]  # by layer: shares and the changes that each makes alone
 JOINT = ("joint", "joint_low", "joint_high")
 
 
-def allocate(curves: Curves, budget: float) -> dict[int, float]:
+def allocate(curves: EffectCurves, budget: float) -> dict[int, float]:
     """Return the share of each layer for a budget in nats a token; 0 where nothing of a layer goes."""
     chosen = dict.fromkeys(curves, (0.0, 0.0))
     while True:

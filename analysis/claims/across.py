@@ -14,7 +14,18 @@ import numpy as np
 
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, PAPER_SIZES, REVERSED, UNTOLD, Answer
-from twell.analysis.claims.pairs import Pair, graded, listed, members, named, of_seeds, pairs, ruled, sized, timed
+from twell.analysis.claims.pairs import (
+    TrainingPair,
+    graded,
+    listed,
+    members,
+    named,
+    of_seeds,
+    pairs,
+    ruled,
+    sized,
+    timed,
+)
 from twell.analysis.training import TrainingOutcome, training_outcomes, training_phases
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -147,7 +158,7 @@ def gated_gains_more(runs: Sequence[Run]) -> Answer:
     )
 
 
-def _equal(both: Sequence[Pair]) -> bool:
+def _equal(both: Sequence[TrainingPair]) -> bool:
     """Return whether the two models of each pair have equally many parameters."""
     return all(abs(one.parameters / (other.parameters or 1) - 1) < EQUAL for one, other in both)
 

@@ -17,12 +17,12 @@ from twell.workbench.run.store import Run
 
 NEITHER = "neither gains: sparse kernels lose time at this size"
 NOISE = 0.005  # difference of two speedups that may be chance
-Pair = tuple[TrainingOutcome, TrainingOutcome]
+TrainingPair = tuple[TrainingOutcome, TrainingOutcome]
 
 
 def pairs(
     runs: Sequence[Run], field: str, test: Callable[[Any], bool], command: str, apart: tuple[str, ...] = ()
-) -> list[Pair]:
+) -> list[TrainingPair]:
     """Return pairs of trainings of one recipe but for a field: one whose value meets the test, and one whose does not.
 
     apart: further fields in which they may differ. Of pairs of one seed all are returned; without any, the first of
@@ -48,12 +48,12 @@ def sized(results: Sequence[TrainingOutcome]) -> str:
     return f"{len(results)} models of {span} M parameters, {tokens:.2g} tokens a parameter"
 
 
-def members(both: Sequence[Pair]) -> str:
+def members(both: Sequence[TrainingPair]) -> str:
     """Return `sized` of the models of all pairs."""
     return sized([one for pair in both for one in pair])
 
 
-def named(both: Sequence[Pair]) -> tuple[str, ...]:
+def named(both: Sequence[TrainingPair]) -> tuple[str, ...]:
     """Return the names of the trainings of all pairs."""
     return tuple(one.name for pair in both for one in pair)
 
@@ -68,7 +68,7 @@ def of_seeds(count: int) -> str:
     return "none: one training of each" if count == 1 else f"none: {count} pairs of trainings, of a seed each"
 
 
-def timed(both: Sequence[Pair]) -> tuple[str, list[tuple[float, float]]]:
+def timed(both: Sequence[TrainingPair]) -> tuple[str, list[tuple[float, float]]]:
     """Return what was timed of any pair, the forward pass or else a training step, and both gains of each such pair."""
     for name, what in (("model_speedup", "the forward pass"), ("step_speedup", "a training step")):
         gains = [(one.speeds[name], other.speeds[name]) for one, other in both]

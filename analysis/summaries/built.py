@@ -31,7 +31,8 @@ from twell.workbench.run.store import Run
 FILE = "built.json"
 DOCUMENTS = "sequences"  # the table that tells the documents
 
-Parts = dict[str, str]  # the sha256 of each part's file
+PartHashes = dict[str, str]  # the sha256 of each part's file
+Tick = Callable[[int], None]  # is called with the number of tokens read since the last call
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Built:
     whether the run said what its documents are.
     """
 
-    parts: Parts = field(default_factory=dict)
+    parts: PartHashes = field(default_factory=dict)
     revision: int = 0
     class_step: int = 0
     scored: bool = False
@@ -104,7 +105,7 @@ def _has_types(fields: Mapping[str, Any]) -> bool:
     return all(isinstance(text, str) for text in [*checksums, *(entry["says"] for entry in damaged)])
 
 
-def write_built(run: Run, parts: Parts, scored: bool, damaged: Mapping[str, str], documents: Documents) -> None:
+def write_built(run: Run, parts: PartHashes, scored: bool, damaged: Mapping[str, str], documents: Documents) -> None:
     """Write the list, once the summaries are in place; damaged: a sentence for each table left out."""
     details = {table: {"says": sentence, "seen": _file_states(run, table)} for table, sentence in damaged.items()}
     files = {name: checksum(run.summary_path(name)) for name in SUMMARIES.tables if run.summary_path(name).exists()}
@@ -176,20 +177,20 @@ def growing(run: Run) -> bool:
     return run.manifest.status == "recording"
 
 
-def parts_of(run: Run, without: Collection[str] = ()) -> Parts:
+def parts_of(run: Run, without: Collection[str] = ()) -> PartHashes:
     """Return the parts that summaries are built from; without: tables whose parts are left out."""
     tables = {*SUMMARIES.sources, DOCUMENTS} - set(without)
     return {part.file: part.sha256 for part in run.manifest.parts if part.table in tables}
 
 
-def covered_parts(run: Run, built: Built) -> Parts:
+def covered_parts(run: Run, built: Built) -> PartHashes:
     """Return the parts that need not be read again; none where the summaries have to be built anew, because they are of
     an earlier revision, one of their files has changed, or the run has doubled since (`class_step`)."""
     reusable = built.revision == SUMMARIES.revision and built.class_step >= class_step(run)
     return built.parts if reusable and not damaged_summaries(run, built) else {}
 
 
-def includes(parts: Parts, others: Parts) -> bool:
+def includes(parts: PartHashes, others: PartHashes) -> bool:
     """Return whether all the others are among the parts, unchanged."""
     return all(parts.get(file) == sha256 for file, sha256 in others.items())
 

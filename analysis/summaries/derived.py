@@ -34,8 +34,6 @@ CORRELATED = ("class", "layer", "spearman", "low", "high", "tokens", "kept", "gr
 DRAWS, FEWEST_GROUPS = 1999, 8  # of groups of documents with replacement; groups from which they are drawn
 ALL = ""  # in place of a class: tokens of every class
 
-Pair = tuple[NDArray, NDArray]
-
 
 def moments(rows: Mapping[str, ArrayLike], layers: int) -> tuple[NDArray, NDArray]:
     """Return mean and sd of nnz by layer over unflagged tokens, from columns of the summary `layers`.
@@ -215,7 +213,7 @@ class ZScale:
     band_level: NDArray
 
     @classmethod
-    def of(cls, run_moments: Pair, band_moments: Pair) -> ZScale:
+    def of(cls, run_moments: tuple[NDArray, NDArray], band_moments: tuple[NDArray, NDArray]) -> ZScale:
         """Make a scale from mean and sd of the run's unflagged tokens [layer], and those at each band [band, layer].
 
         z is the mean over layers of (nnz - mean) / sd; layers without spread are left out.
@@ -224,7 +222,7 @@ class ZScale:
         return cls(weight, float(level), band_weight, band_level)
 
 
-def _standard(mean: NDArray, sd: NDArray) -> Pair:
+def _standard(mean: NDArray, sd: NDArray) -> tuple[NDArray, NDArray]:
     """Return weight [..., layer] and level [...], so that Σ weight·nnz - level is the mean over layers of
     (nnz - mean) / sd."""
     spread = sd > 0

@@ -15,7 +15,7 @@ wait for each other. Cost: see `build`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from twell.analysis.summaries.built import (
     DOCUMENTS,
-    Parts,
+    PartHashes,
+    Tick,
     covered_parts,
     damage,
     damaged_summaries,
@@ -52,8 +53,6 @@ from twell.workbench.run.store import Run, copy_without_activity, open_run
 
 ROW_GROUP = 2**20  # rows: a column of one group is read without a copy
 PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}  # paths as they are
-
-Tick = Callable[[int], None]
 
 
 def summarize(options: SummarizeOptions) -> list[Run]:
@@ -144,7 +143,7 @@ class _Plan:
 
     new: Collection[str]
     extend: bool
-    cover: Parts
+    cover: PartHashes
     damaged: dict[str, str]
     documents: Documents
 

@@ -26,10 +26,10 @@ from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 MOST = 2.0**63
 
 
-Sums = dict[str, NDArray]  # by token: token_id, and what adds up
+TokenSums = dict[str, NDArray]  # by token: token_id, and what adds up
 
 
-def clustered(rows: PartRows, sums: Callable[[NDArray, NDArray, NDArray], Sums]) -> pa.Table:
+def clustered(rows: PartRows, sums: Callable[[NDArray, NDArray, NDArray], TokenSums]) -> pa.Table:
     """Return sums over documents by token: over unflagged tokens, and what flagged ones add to them.
 
     sums: a function of row indices, sorted by token and then document; of where each group of one token and document
@@ -85,7 +85,7 @@ class _Wide:
             "surprisal_tokens": own_finite.astype(np.int64),
         }
 
-    def sums(self, order: NDArray, starts: NDArray, counted: NDArray) -> Sums:
+    def sums(self, order: NDArray, starts: NDArray, counted: NDArray) -> TokenSums:
         """Return the sums of some rows; arguments as `clustered` passes them."""
         weight, ids = counted.astype(np.int64), self.rows.token[order[starts]]
         first = firsts(ids)

@@ -27,7 +27,7 @@ from twell.analysis.summaries.derived import ZScale
 from twell.analysis.summaries.documents import REPLICATES, Documents, SplitDocuments
 from twell.analysis.summaries.part_rows import PartRows, different_sequences, grouped, groups, pieces
 from twell.analysis.summaries.token_class import CLASSES, Classes
-from twell.analysis.summaries.token_sums import Sums, clustered, firsts
+from twell.analysis.summaries.token_sums import TokenSums, clustered, firsts
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 
 LETTER = rb"[0-9A-Za-z\x80-\xff]"
@@ -162,7 +162,7 @@ def by_token(rows: PartRows, z: NDArray, z_position: NDArray) -> pa.Table:
     _, cluster = distinct(rows.cluster)
     documents = {"z": of_documents(rows, cluster, z), "z_position": of_documents(rows, cluster, z_position)}
 
-    def sums(order: NDArray, starts: NDArray, counted: NDArray) -> Sums:
+    def sums(order: NDArray, starts: NDArray, counted: NDArray) -> TokenSums:
         ids, weight = rows.token[order[starts]], counted.astype(float)
         first = firsts(ids)
         n = np.add.reduceat(weight, starts)

@@ -23,7 +23,7 @@ MAX_WORKSPACE = 4 * 2**30  # bytes; rows past it take another pass
 ALIGNED = 256  # bytes, as what torch allocates is
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Kind = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a region of a workspace
+TensorSpec = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a region of a workspace
 
 
 class Stage(IntFlag):
@@ -69,18 +69,18 @@ def not_hopper(device: torch.device) -> str | None:
 class Regions:
     """The regions of a workspace by name, the byte at which each begins, and the bytes that all of them take."""
 
-    kinds: dict[str, Kind]
+    specs: dict[str, TensorSpec]
     offsets: tuple[int, ...]
     nbytes: int
 
     @classmethod
-    def laid_out(cls, **kinds: Kind) -> Regions:
+    def laid_out(cls, **specs: TensorSpec) -> Regions:
         """Lay regions out one after the other, in the order in which the op takes their offsets."""
         offsets, end = [], 0
-        for dtype, shape in kinds.values():
+        for dtype, shape in specs.values():
             offsets.append(end)
             end += -(-math.prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED
-        return cls(kinds, tuple(offsets), end)
+        return cls(specs, tuple(offsets), end)
 
 
 def remembered(function: Function) -> Function:
@@ -102,16 +102,16 @@ class Workspace:
 
     def __init__(self, regions: Regions, device: torch.device) -> None:
         self.memory = torch.empty(regions.nbytes, dtype=torch.uint8, device=device)
-        self.offsets, self._kinds = regions.offsets, regions.kinds
+        self.offsets, self._specs = regions.offsets, regions.specs
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of the regions, in the order of `offsets`."""
-        return tuple(self._kinds)
+        return tuple(self._specs)
 
     def tensor(self, name: str) -> Tensor:
         """Return a region as a tensor, a view of `memory`."""
-        dtype, shape = self._kinds[name]
+        dtype, shape = self._specs[name]
         begin = self.offsets[self.names.index(name)]
         return self.memory[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 

@@ -35,7 +35,7 @@ from twell.kernels import build
 from twell.kernels.backends import gpu, hopper, hopper_compact
 from twell.kernels.backends.hopper_compact import CTAS, WorkspaceLayout
 from twell.kernels.backends.hopper_libraries import ARCH
-from twell.kernels.backends.reference_backward import Forward, Gradients, Saved, Sums, Weights, delivered
+from twell.kernels.backends.reference_backward import ForwardResults, Gradients, GradientSums, Saved, Weights, delivered
 from twell.kernels.build import Library, Source
 
 BLOCK, PANEL = hopper.BLOCK, hopper.PANEL
@@ -159,7 +159,7 @@ def workspace_layout(n: int, d_ff: int, may_repeat: bool) -> tuple[gpu.Regions, 
     own = regions(n, d_ff, may_repeat)
     if not may_repeat:
         return own, ()
-    again, begin = hopper.regions(n, d_ff, torch.bfloat16, True), own.offsets[list(own.kinds).index("rank_of")]
+    again, begin = hopper.regions(n, d_ff, torch.bfloat16, True), own.offsets[list(own.specs).index("rank_of")]
     whole = replace(own, nbytes=max(own.nbytes, begin + again.nbytes))
     return whole, tuple(begin + offset for offset in again.offsets)
 
@@ -189,7 +189,7 @@ def kept(x: Tensor, weights: Weights, save: bool, capacity: int) -> tuple[Tensor
 
 def forward(
     x: Tensor, weights: Weights, rows: Tensor | None, activation: str, save: bool, capacity: int
-) -> tuple[Forward, Tensor, tuple[Tensor, ...]]:
+) -> tuple[ForwardResults, Tensor, tuple[Tensor, ...]]:
     """Run the forward pass; without `save` what it would keep is freed at once."""
     n, d_ff = len(x), weights.gate.shape[0]
     gate, up, down = _readable(x, weights)
@@ -206,7 +206,7 @@ def forward(
     torch.sum(counts, 0, keepdim=True, dtype=torch.float32, out=counted).clamp_(min=1)
     l1 = (l1_parts.sum(0, keepdim=True) / counted).view(())
     fires = tables[-1 - d_ff : -1].long()
-    results = Forward(y, l1, nnz, fires, Saved(x, x, x, finite))
+    results = ForwardResults(y, l1, nnz, fires, Saved(x, x, x, finite))
     if not save:
         return results, finite, ()
     mask = () if rows is None else (rows.clone(),)
@@ -215,7 +215,7 @@ def forward(
 
 def backward(
     x: Tensor, weights: Weights, kept: tuple[Tensor, ...], activation: str, grad_y: Tensor, grad_l1: Tensor,
-    dtype: torch.dtype, into: Sums,
+    dtype: torch.dtype, into: GradientSums,
 ) -> Gradients:  # fmt: skip
     """Run the backward pass; the weights' gradients come in `dtype`, bfloat16 or float32, as the weights lie.
 
@@ -251,7 +251,7 @@ def backward(
     return Gradients(dx, *(delivered(*pair, dtype) for pair in zip(totals, into, strict=True)), *of_biases)
 
 
-def _added_to(into: Sums) -> tuple[bool, bool, bool]:
+def _added_to(into: GradientSums) -> tuple[bool, bool, bool]:
     """Return of the gradients of w_gate, w_up and w_down whether the kernels add them to `into`; else torch does.
 
     Both first ones or neither; sums of one dtype, those of the down weights by neuron.

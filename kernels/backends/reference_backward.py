@@ -37,7 +37,7 @@ class Weights(NamedTuple):
     b_down: Tensor | None
 
 
-class Sums(NamedTuple):
+class GradientSums(NamedTuple):
     """Tensors to which a backward pass adds the gradients of the weights, of their shapes; or none at all.
 
     gate, up, down: float32, or of the weights' dtype; `up` is None in a plain FFN
@@ -48,7 +48,7 @@ class Sums(NamedTuple):
     down: Tensor | None = None
 
 
-NO_SUMS = Sums()
+NO_SUMS = GradientSums()
 
 
 class Saved(NamedTuple):
@@ -63,7 +63,7 @@ class Saved(NamedTuple):
     finite: Tensor
 
 
-class Forward(NamedTuple):
+class ForwardResults(NamedTuple):
     """Results of a forward pass: y [n, d_model], l1 [], nnz int32 [n], fires int64 [d_ff], and the saved values."""
 
     y: Tensor
@@ -104,7 +104,7 @@ def activate(z: Tensor, activation: str) -> Tensor:
     return z if activation == "relu" else z.square()
 
 
-def forward(x: Tensor, weights: Weights, rows: Tensor | None, activation: str) -> Forward:
+def forward(x: Tensor, weights: Weights, rows: Tensor | None, activation: str) -> ForwardResults:
     """Compute y, l1 and the counts of x [n, d_model], and save what the backward pass needs."""
     parts = [
         _forward_rows(x[at : at + ROWS], weights, None if rows is None else rows[at : at + ROWS], activation)
@@ -113,7 +113,7 @@ def forward(x: Tensor, weights: Weights, rows: Tensor | None, activation: str) -
     if len(parts) == 1:
         return parts[0]._replace(l1=_mean(parts[0].l1, parts[0].saved.counted))
     saved = Saved(*(torch.cat(tensors) for tensors in zip(*(part.saved for part in parts), strict=True)))
-    return Forward(
+    return ForwardResults(
         torch.cat([part.y for part in parts]),
         _mean(torch.stack([part.l1 for part in parts]).sum(), saved.counted),
         torch.cat([part.nnz for part in parts]),
@@ -127,7 +127,7 @@ def _mean(total: Tensor, counted: Tensor) -> Tensor:
     return total / counted.sum().clamp(min=1)
 
 
-def _forward_rows(x: Tensor, weights: Weights, rows: Tensor | None, activation: str) -> Forward:
+def _forward_rows(x: Tensor, weights: Weights, rows: Tensor | None, activation: str) -> ForwardResults:
     """Compute some rows; `l1` is their sum of |h| here."""
     z = _linear(x, weights.gate, weights.b_gate)
     fired = z > 0
@@ -145,7 +145,7 @@ def _forward_rows(x: Tensor, weights: Weights, rows: Tensor | None, activation: 
     saved = Saved(
         torch.where(kept, gate, zero), torch.where(kept, up, zero) if up.numel() else up, counted.to(z.dtype), finite
     )
-    return Forward(y, magnitude.sum(), kept.sum(1).int(), (kept & counted[:, None]).sum(0), saved)
+    return ForwardResults(y, magnitude.sum(), kept.sum(1).int(), (kept & counted[:, None]).sum(0), saved)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -156,7 +156,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def backward(
     x: Tensor, weights: Weights, saved: Saved, activation: str, grad_y: Tensor, grad_l1: Tensor, dtype: torch.dtype,
-    into: Sums = NO_SUMS,
+    into: GradientSums = NO_SUMS,
 ) -> Gradients:  # fmt: skip
     """Compute all gradients.
 

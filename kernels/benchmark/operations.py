@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from twell.kernels.backends.reference import ACTIVATION
-from twell.kernels.benchmark.timing import Run
+from twell.kernels.benchmark.timing import TimedCall
 from twell.kernels.dispatch import KERNELS
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.modules import Probe, SparseFFN
@@ -65,10 +65,12 @@ class BenchRequest:
     probes: bool = False
     cold: bool = False
     seconds: float | None = None
-    on_timed: Callable[[Operation, Run], None] | None = None
+    on_timed: Callable[[Operation, TimedCall], None] | None = None
 
 
-def operations(ffn: SparseFFN, x: Tensor, request: BenchRequest, left_out: dict[str, str]) -> dict[Operation, Run]:
+def operations(
+    ffn: SparseFFN, x: Tensor, request: BenchRequest, left_out: dict[str, str]
+) -> dict[Operation, TimedCall]:
     """Return every operation on x [rows, d_model], as functions that return y or nothing.
 
     left_out: gets the reason for each kernel that is not among them, by name
@@ -95,9 +97,9 @@ def operations(ffn: SparseFFN, x: Tensor, request: BenchRequest, left_out: dict[
     return runs
 
 
-def dense_operations(ffn: SparseFFN, x: Tensor) -> dict[Operation, Run]:
+def dense_operations(ffn: SparseFFN, x: Tensor) -> dict[Operation, TimedCall]:
     """Return the dense forms of an FFN on x: the FFN itself, with gate and up as one product, and the gate product."""
-    runs: dict[Operation, Run] = {DENSE: partial(ffn.dense, x)}
+    runs: dict[Operation, TimedCall] = {DENSE: partial(ffn.dense, x)}
     if ffn.w_up is not None:
         weight = torch.cat([ffn.w_gate, ffn.w_up])
         biases = [ffn.b_gate, ffn.b_up]
@@ -139,7 +141,7 @@ def refusal(kernel: str, ffn: SparseFFN, x: Tensor, layout: Layout) -> str | Non
     return KERNELS[kernel].refuses(*shape, requirements) or KERNELS[kernel].lacks(requirements)
 
 
-def stages(kernel: str, ffn: SparseFFN, x: Tensor, packed: TwELL | None = None) -> dict[str, Run]:
+def stages(kernel: str, ffn: SparseFFN, x: Tensor, packed: TwELL | None = None) -> dict[str, TimedCall]:
     """Return a kernel's gate product and what follows it as operations of their own; none where it has no such stages.
 
     packed: the gate's TwELL that the second one reads; default that of the gate product

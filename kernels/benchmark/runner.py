@@ -42,7 +42,7 @@ from twell.kernels.benchmark.operations import (
     sibling,
     stages,
 )
-from twell.kernels.benchmark.timing import SECONDS, Run, graphed, time_in_turns
+from twell.kernels.benchmark.timing import SECONDS, TimedCall, graphed, time_in_turns
 from twell.kernels.layout import Layout, TwELL, tile_view, unpack
 from twell.kernels.modules import SparseFFN
 
@@ -158,7 +158,7 @@ def cache(device: torch.device) -> int:
 
 
 def side_by_side(
-    sets: Sequence[dict[Operation, Run]], x: Tensor, request: BenchRequest
+    sets: Sequence[dict[Operation, TimedCall]], x: Tensor, request: BenchRequest
 ) -> tuple[dict[Operation, list[float]], set[Operation]]:
     """Return microseconds of a call of each operation in each turn, and the operations that were replayed from a graph.
 
@@ -167,7 +167,7 @@ def side_by_side(
     graph = x.device.type == "cuda" and len(x) <= GRAPH_ROWS
     loops = math.ceil(CALLS / len(sets)) if graph else 1
     calls = loops * len(sets)
-    runs: dict[Operation, Run] = {
+    runs: dict[Operation, TimedCall] = {
         key: partial(_all, [runs_of_set[key] for runs_of_set in sets] * loops) for key in sets[0]
     }
     replayed = {key for key in runs if graph and key.op != "ffn_packed"}  # packing waits for the host
@@ -181,7 +181,7 @@ def side_by_side(
     return {key: [time / calls for time in times] for key, times in turn_times.items()}, replayed
 
 
-def _all(runs: Iterable[Run]) -> None:
+def _all(runs: Iterable[TimedCall]) -> None:
     for run in runs:
         run()
 

@@ -15,12 +15,12 @@ import torch
 
 K = TypeVar("K")
 SECONDS = {"cpu": 0.3, "cuda": 1.0}  # total time of the turns by default
-Run = Callable[[], Any]
-Read = Callable[[], float]  # returns microseconds, and on a GPU waits until they are known
+TimedCall = Callable[[], Any]
+ReadTime = Callable[[], float]  # returns microseconds, and on a GPU waits until they are known
 
 
 def time_in_turns(
-    operations: Mapping[K, Run],
+    operations: Mapping[K, TimedCall],
     device: torch.device,
     repeats: int,
     *,
@@ -35,7 +35,7 @@ def time_in_turns(
     if warm_up:
         for operation in operations.values():
             operation()
-    readings: dict[K, list[Read]] = {name: [] for name in operations}
+    readings: dict[K, list[ReadTime]] = {name: [] for name in operations}
     order, rng = list(operations), rng or random.Random(0)
     for _ in range(repeats):
         rng.shuffle(order)
@@ -44,13 +44,13 @@ def time_in_turns(
     return {name: [read() for read in reads] for name, reads in readings.items()}
 
 
-def _timed(operation: Run, device: torch.device) -> Read:
+def _timed(operation: TimedCall, device: torch.device) -> ReadTime:
     stop = start_timer(device)
     operation()
     return stop()
 
 
-def start_timer(device: torch.device) -> Callable[[], Read]:
+def start_timer(device: torch.device) -> Callable[[], ReadTime]:
     """Start a timer and return the function that stops it; that one returns the function that reads it.
 
     On a GPU stopping does not wait for the device, but reading does.
@@ -58,7 +58,7 @@ def start_timer(device: torch.device) -> Callable[[], Read]:
     if device.type != "cuda":
         began = time.perf_counter()
 
-        def stop() -> Read:
+        def stop() -> ReadTime:
             microseconds = (time.perf_counter() - began) * 1e6
             return lambda: microseconds
 
@@ -70,14 +70,14 @@ def start_timer(device: torch.device) -> Callable[[], Read]:
         end.synchronize()
         return begin.elapsed_time(end) * 1e3
 
-    def record() -> Read:
+    def record() -> ReadTime:
         end.record(torch.cuda.current_stream(device))
         return read
 
     return record
 
 
-def graphed(operation: Run, device: torch.device) -> Run:
+def graphed(operation: TimedCall, device: torch.device) -> TimedCall:
     """Capture an operation on this GPU as a CUDA graph and return its replay, whose time has no launches in it."""
     with torch.cuda.device(device):
         aside = torch.cuda.Stream()

@@ -32,7 +32,7 @@ MIN_TURNS, MAX_TURNS = 5, 30
 EXACT_ROWS = {"cpu": 128, "cuda": 2048}  # rows of the step that is compared with float64
 COEFFICIENT = 1e-4  # of l1 in the loss
 Outputs = tuple[Tensor, Tensor]  # y and l1
-Forward = Callable[..., Outputs]  # of x and the weights
+TrainingForward = Callable[..., Outputs]  # of x and the weights
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def bench_training(ffn: SparseFFN, x: Tensor, compiled: bool = True, seconds: fl
         x.device, x.dtype, ffn.d_model, ffn.d_ff, len(x), gated=ffn.w_up is not None, activation=ffn.activation
     )
     sparse = Operation("train_sparse", choice.kernel, 8)
-    forwards: dict[Operation, Forward] = {TRAIN_DENSE: partial(dense_forward, ffn.activation)}
+    forwards: dict[Operation, TrainingForward] = {TRAIN_DENSE: partial(dense_forward, ffn.activation)}
     if compiled:
         torch.compiler.reset()
         forwards[TRAIN_COMPILED] = torch.compile(partial(dense_forward, ffn.activation), dynamic=False)
@@ -96,7 +96,7 @@ def dense_forward(activation: str, x: Tensor, *weights: Tensor) -> Outputs:
     return linear(hidden, weights[-1]), total / len(x)
 
 
-def step(forward: Forward, tensors: list[Tensor], dy: Tensor | None = None) -> list[Tensor]:
+def step(forward: TrainingForward, tensors: list[Tensor], dy: Tensor | None = None) -> list[Tensor]:
     """Run forward and backward; return the gradients of x and of the weights. dy: default y itself
 
     Nothing here waits for the device: a number that is copied to it would, between the two passes.
@@ -112,7 +112,7 @@ def _sparse_forward(activation: str, x: Tensor, *weights: Tensor) -> Outputs:
     return trained.y, trained.l1
 
 
-def _left_out(forwards: dict[Operation, Forward], tensors: list[Tensor]) -> dict[str, str]:
+def _left_out(forwards: dict[Operation, TrainingForward], tensors: list[Tensor]) -> dict[str, str]:
     """Run the compiled step once; where it cannot be compiled, remove it and return the reason."""
     if TRAIN_COMPILED not in forwards:
         return {}
@@ -138,7 +138,7 @@ def _peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 
 
 def _errors(
-    forwards: dict[Operation, Forward], tensors: list[Tensor], activation: str
+    forwards: dict[Operation, TrainingForward], tensors: list[Tensor], activation: str
 ) -> dict[Operation, tuple[float, float]]:
     """Return each operation's gradient errors on the first rows: mean and largest over rows, relative to float64."""
     x, *weights = tensors

@@ -41,7 +41,7 @@ from twell.kernels.backends.gpu import Stage, results
 from twell.kernels.benchmark.operations import COMPILED, DENSE, BenchRequest, operations, sibling
 from twell.kernels.benchmark.runner import cache
 from twell.kernels.benchmark.synthetic import synthetic_ffn
-from twell.kernels.benchmark.timing import Run, graphed, time_in_turns
+from twell.kernels.benchmark.timing import TimedCall, graphed, time_in_turns
 from twell.kernels.modules import Probe, SparseFFN
 from twell.kernels.params import FFNParams
 from twell.workbench.bench import whole
@@ -85,7 +85,7 @@ def constant(module: Any, name: str, value: Any) -> Iterator[None]:
         setattr(module, name, before)
 
 
-def repeated(run: Run, times: int) -> Run:
+def repeated(run: TimedCall, times: int) -> TimedCall:
     """Return the replay of a graph of so many calls."""
 
     def calls() -> None:
@@ -95,7 +95,7 @@ def repeated(run: Run, times: int) -> Run:
     return graphed(calls, torch.device(DEVICE))
 
 
-def medians(runs: dict[str, Run], calls: int) -> dict[str, float]:
+def medians(runs: dict[str, TimedCall], calls: int) -> dict[str, float]:
     """Return the median microseconds of a call, of runs of so many calls, in turns."""
     times = time_in_turns(runs, torch.device(DEVICE), TURNS)
     return {name: statistics.median(taken) / calls for name, taken in times.items()}
@@ -125,7 +125,7 @@ def squares() -> None:
                 torch.cuda.empty_cache()
 
 
-def turned(ffn: SparseFFN, x: Tensor, stages: int, shared: tuple[Any, ...]) -> Run:
+def turned(ffn: SparseFFN, x: Tensor, stages: int, shared: tuple[Any, ...]) -> TimedCall:
     """Return a call by the launches alone with some choices turned around. shared: workspace, y and Stats"""
     params = FFNParams(x, ffn.w_gate, ffn.w_up, ffn.w_down, probes="counts").checked()
     return partial(hopper.launch, params, slice(0, len(x)), *shared, hopper.ALL_STAGES | int(stages))
@@ -141,7 +141,7 @@ def few() -> None:
                 copies = [sibling(ffn, "hopper", copy=True) for _ in range(1 + math.ceil(4 * cache(x.device) / size))]
                 params = FFNParams(x, ffn.w_gate, ffn.w_up, ffn.w_down)
                 shared = hopper.HopperWorkspace(rows, d_ff, x.dtype, x.device), *results(params, in_full=True)
-                chains: dict[str, list[Run]] = {
+                chains: dict[str, list[TimedCall]] = {
                     name: [turned(each, x, stages, shared) for each in copies] for name, stages in CHOICES.items()
                 }
                 for each in [ffn, *copies]:
@@ -160,7 +160,7 @@ def few() -> None:
                 del runs, chains, copies, ffn
 
 
-def in_turn(chain: list[Run]) -> None:
+def in_turn(chain: list[TimedCall]) -> None:
     for run in chain:
         run()
 

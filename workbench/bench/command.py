@@ -25,7 +25,7 @@ from rich.console import Console
 from twell.kernels.benchmark.operations import DENSE, Operation
 from twell.kernels.benchmark.runner import BenchRequest, Result, bench_packed
 from twell.kernels.benchmark.runner import bench as bench_case
-from twell.kernels.benchmark.timing import Run
+from twell.kernels.benchmark.timing import TimedCall
 from twell.kernels.dispatch import KERNELS
 from twell.kernels.layout import COMPRESSIONS, Layout
 from twell.workbench.bench.cases import Case, cases, numbers
@@ -35,7 +35,7 @@ from twell.workbench.bench.table import Sheet, commit, figures, rows_of
 from twell.workbench.bench.training import run_training_case
 from twell.workbench.doctor import device_name
 from twell.workbench.errors import UserError
-from twell.workbench.power import Gauge, Reading
+from twell.workbench.power import Gauge, PowerReading
 
 
 def bench(options: BenchOptions) -> list[dict[str, Any]]:
@@ -129,9 +129,9 @@ def _run(
 
     requested: what is compared; about: columns that all rows share; gauge: reads the power, None without --energy
     """
-    power: dict[Operation, Reading] = {}
+    power: dict[Operation, PowerReading] = {}
 
-    def read_power(operation: Operation, run: Run) -> None:
+    def read_power(operation: Operation, run: TimedCall) -> None:
         if gauge is not None and (operation == DENSE or operation.op == "ffn_sparse"):
             power[operation] = gauge.window(run)
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twell.kernels.benchmark.timing import Run, graphed
+from twell.kernels.benchmark.timing import TimedCall, graphed
 from twell.workbench.models.load import LoadedModel
 
 SPARE = 8  # positions of the cache beyond prompt and tokens, for the steps that compile and capture
@@ -83,7 +83,7 @@ class Decoder:
             )
             for block in loaded.blocks
         ]
-        self._step: Run = self._run_step
+        self._step: TimedCall = self._run_step
         with self._placed(), torch.inference_mode():
             self._prefill()
             self._run_step()
@@ -155,7 +155,7 @@ def replaced(layers: Any, others: Sequence[Any]) -> Iterator[None]:
             layers[index] = block
 
 
-def generator(loaded: LoadedModel, prompts: Tensor, tokens: int) -> Run:
+def generator(loaded: LoadedModel, prompts: Tensor, tokens: int) -> TimedCall:
     """Return transformers' own greedy generation of exactly `tokens` tokens a sequence, with a cache that grows."""
     settings: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
     mask = torch.ones_like(prompts)

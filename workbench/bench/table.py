@@ -14,7 +14,7 @@ from twell.kernels.benchmark.runner import Result
 from twell.kernels.layout import Layout
 from twell.workbench.bench.cases import Case
 from twell.workbench.errors import UserError
-from twell.workbench.power import Reading
+from twell.workbench.power import PowerReading
 from twell.workbench.run import locks
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import Part
@@ -29,7 +29,9 @@ SAME = ("case", "d_model", "d_ff", "rows", "dtype", "device", "weights")
 SOURCES = (".py", ".cpp", ".h", ".cu", ".cuh")
 
 
-def rows_of(case: Case, result: Result, about: dict[str, Any], power: dict[Operation, Reading]) -> list[dict[str, Any]]:
+def rows_of(
+    case: Case, result: Result, about: dict[str, Any], power: dict[Operation, PowerReading]
+) -> list[dict[str, Any]]:
     """Return the rows of one case.
 
     about: the columns that all cases share; power: clock and power of the operations that were gauged
@@ -60,7 +62,7 @@ def rows_of(case: Case, result: Result, about: dict[str, Any], power: dict[Opera
 
 
 def figures(
-    case: Case, result: Result, operation: Operation, about: dict[str, Any], power: Reading | None
+    case: Case, result: Result, operation: Operation, about: dict[str, Any], power: PowerReading | None
 ) -> list[tuple[str, str, float]]:
     """Return metric, unit and value of everything measured on an operation; arguments as in `rows_of`."""
     microseconds = result.median(operation)

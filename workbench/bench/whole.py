@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from twell.kernels.benchmark.timing import Run, time_in_turns
+from twell.kernels.benchmark.timing import TimedCall, time_in_turns
 from twell.kernels.layout import Layout
 from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
@@ -129,11 +129,11 @@ class Timed:
 
 
 def _timed(
-    sides: Sides, runs: dict[str, tuple[str, Run]], tokens: dict[str, int], gauge: Gauge | None, graphs: set[str]
+    sides: Sides, runs: dict[str, tuple[str, TimedCall]], tokens: dict[str, int], gauge: Gauge | None, graphs: set[str]
 ) -> Timed:
     """Time operations in turns, each with the FFN of its side. runs: side and function by operation"""
 
-    def with_side(side: str, run: Run) -> Run:
+    def with_side(side: str, run: TimedCall) -> TimedCall:
         def call() -> None:
             with sides.of(side):
                 run()
@@ -180,7 +180,7 @@ def _run_decoding(sides: Sides, case: WholeCase, compiled: bool, gauge: Gauge | 
         set(),
     )
     torch.compiler.reset()
-    runs: dict[str, tuple[str, Run]] = {}
+    runs: dict[str, tuple[str, TimedCall]] = {}
     for side in (DENSE, SPARSE):
         with sides.of(side):
             decoder = Decoder(loaded, case.ids, tokens, compiled=compiled)

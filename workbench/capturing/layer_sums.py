@@ -24,7 +24,7 @@ from torch import Tensor
 from twell.kernels.backends import union_counts as on_gpu
 from twell.kernels.layout import TwELL, fired_by_any
 from twell.kernels.stats import NeuronSums, Stats, TileCounts
-from twell.workbench.run.writer import Rows
+from twell.workbench.run.writer import TableColumns
 
 BLOCKS = (16, 64, 128)  # tokens of a block: the first is scattered, each other one is made of those before it
 
@@ -66,7 +66,7 @@ class LayerSums:
         if self.values is not None and other.values is not None:
             self.values += other.values
 
-    def tables(self) -> Iterator[Rows]:
+    def tables(self) -> Iterator[TableColumns]:
         """Yield the name and the columns of each table of the run that holds these sums, of the longest what makes
         them; waits for the device."""
         if self.neurons is not None:

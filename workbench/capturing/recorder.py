@@ -31,7 +31,7 @@ from twell.workbench.models.load import LoadedModel
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run import schema
 from twell.workbench.run.store import Run
-from twell.workbench.run.writer import Rows, RunWriter
+from twell.workbench.run.writer import RunWriter, TableColumns
 from twell.workbench.text.batches import Batch, InOrder, split
 from twell.workbench.text.sequences import Sequence
 from twell.workbench.text.vocabulary import vocabulary
@@ -277,7 +277,7 @@ class Recorder:
             "tokens": [len(sequence.ids) for sequence in sequences],
         }
 
-    def _flush(self) -> tuple[Callable[[], Iterator[Rows]], dict[str, Any]]:
+    def _flush(self) -> tuple[Callable[[], Iterator[TableColumns]], dict[str, Any]]:
         """Return a function that makes the open part's tables, and the manifest's fields for all tokens until now.
 
         The writing thread calls the function, because sums and examples must come from the device first.
@@ -286,7 +286,7 @@ class Recorder:
         kept = self._collector.examples
         examples = list if kept is None else kept.tables()
 
-        def tables() -> Iterator[Rows]:
+        def tables() -> Iterator[TableColumns]:
             if sums is not None:
                 yield from sums.tables()
             if timings:

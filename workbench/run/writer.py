@@ -42,7 +42,7 @@ AT_ONCE = 8  # most files of a table that are compressed beside one another
 FILE_NEURONS = 2**15  # of a file, at least, where a table is split: what has fewer is written before threads have begun
 
 Columns = Mapping[str, Any]  # of a table, by name
-Rows = tuple[str, Columns | Callable[[], Columns]]  # the name of a table, and its columns, or what makes them
+TableColumns = tuple[str, Columns | Callable[[], Columns]]  # the name of a table, and its columns, or what makes them
 
 
 def arrow_schema(table: str, layers: int, d_ff: int, used: bool = False) -> pa.Schema:
@@ -124,7 +124,7 @@ class RunWriter:
         self._shown = now
         self._submit(self._write_live, self._cast("timings", columns))
 
-    def close_part(self, tables: Callable[[], Iterable[Rows]] = tuple, **updates: Any) -> None:
+    def close_part(self, tables: Callable[[], Iterable[TableColumns]] = tuple, **updates: Any) -> None:
         """Close the open part, and set fields of the manifest with it.
 
         tables: a function that returns further rows of the part, called in the writing thread; updates: values of the
@@ -137,7 +137,7 @@ class RunWriter:
         self._tokens, self._opened = 0, time.monotonic()
 
     def finish(
-        self, status: str = manifests.COMPLETE, tables: Callable[[], Iterable[Rows]] = tuple, **updates: Any
+        self, status: str = manifests.COMPLETE, tables: Callable[[], Iterable[TableColumns]] = tuple, **updates: Any
     ) -> None:
         """Write all remaining rows, wait for them, and set the manifest's status and other fields with them."""
         try:
@@ -224,7 +224,7 @@ class RunWriter:
         except OSError as error:
             raise disk_error(self.folder / LIVE, error) from error
 
-    def _close(self, number: int, tables: Callable[[], Iterable[Rows]], updates: Mapping[str, Any]) -> None:
+    def _close(self, number: int, tables: Callable[[], Iterable[TableColumns]], updates: Mapping[str, Any]) -> None:
         makes: dict[str, list[Callable[[], Columns]]] = {}
         for table, columns in tables():
             makes.setdefault(table, []).append(columns if callable(columns) else partial(dict, columns))

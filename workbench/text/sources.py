@@ -43,7 +43,7 @@ BUILTIN = "builtin:"
 # Tests, an editor, other people's packages; and the help topics, which are read as such.
 _SKIPPED = {"test", "tests", "idlelib", "idle_test", "site-packages", "dist-packages", "pydoc_data"}
 
-Documents = Iterator[Iterable[str]]  # each in chunks of text, so that only a JSON line or a row must fit in memory
+DocumentTexts = Iterator[Iterable[str]]  # each in chunks of text, so that only a JSON line or a row must fit in memory
 
 
 class TextSource:
@@ -66,12 +66,12 @@ class TextSource:
         elif kind == STDIN:
             streams.refuse_closed_stdin()
 
-    def _begin(self, name: str, size: int | None, read: Callable[[TextSource], Documents]) -> None:
+    def _begin(self, name: str, size: int | None, read: Callable[[TextSource], DocumentTexts]) -> None:
         """Set what a source has. read: returns its documents"""
         self.name, self.size, self._read = name, size, read
         self.bytes, self._sha256 = 0, hashlib.sha256()
 
-    def read(self) -> Documents:
+    def read(self) -> DocumentTexts:
         """Return the documents, from the beginning. Raises UserError if the content does not fit the name."""
         self.bytes, self._sha256 = 0, hashlib.sha256()
         return self._read(self)
@@ -125,22 +125,22 @@ def _matching(name: str) -> list[str]:
 # ---- kinds of source
 
 
-def _text_file(source: TextSource) -> Documents:
+def _text_file(source: TextSource) -> DocumentTexts:
     yield streams.decoded(source.name, streams.blocks(Path(source.name), source.hashed))
 
 
-def _json_lines(source: TextSource) -> Documents:
+def _json_lines(source: TextSource) -> DocumentTexts:
     return ([text] for text in streams.json_texts(source.name, streams.blocks(Path(source.name), source.hashed)))
 
 
-def _stdin(source: TextSource) -> Documents:
+def _stdin(source: TextSource) -> DocumentTexts:
     yield streams.decoded("standard input", streams.stdin_blocks(source.hashed))
 
 
-def _rows(texts: Callable[[str], Iterator[str]]) -> Callable[[TextSource], Documents]:
+def _rows(texts: Callable[[str], Iterator[str]]) -> Callable[[TextSource], DocumentTexts]:
     """Return the reader of a kind whose texts are hashed, a row each. texts: yields them for a source's name"""
 
-    def read(source: TextSource) -> Documents:
+    def read(source: TextSource) -> DocumentTexts:
         for number, text in enumerate(texts(source.name), start=1):
             if len(encoded := streams.encoded(text, f"row {number} of {source.name}")) > streams.LONGEST:
                 raise streams.too_long(f"row {number} of {source.name}")
@@ -150,12 +150,12 @@ def _rows(texts: Callable[[str], Iterator[str]]) -> Callable[[TextSource], Docum
     return read
 
 
-def _passages(source: TextSource) -> Documents:
+def _passages(source: TextSource) -> DocumentTexts:
     with as_file(files("twell.data") / "passages.jsonl") as path:
         yield from ([text] for text in streams.json_texts(source.name, streams.blocks(path, source.hashed)))
 
 
-def _python_docs(source: TextSource) -> Documents:
+def _python_docs(source: TextSource) -> DocumentTexts:
     """Yield Python's help topics in order of name, then the docstrings of its library, module by module."""
     from pydoc_data.topics import topics
 
@@ -177,7 +177,7 @@ def _docstrings(path: Path) -> str:
 
 
 PARQUET, HF = ".parquet", "hf:"
-KINDS: dict[str, Callable[[TextSource], Documents]] = {
+KINDS: dict[str, Callable[[TextSource], DocumentTexts]] = {
     ".txt": _text_file,
     ".jsonl": _json_lines,
     PARQUET: _rows(tables.parquet_texts),

@@ -32,7 +32,7 @@ from twell.workbench.text.sources import TextSource, open_sources
 
 END_OF_TEXT = "<|endoftext|>"  # opens every document; also end of sequence and padding
 BATCH = 256  # pieces of text that are tokenised in parallel
-Piece = tuple[bool, str]  # (opens a document, text)
+TextPiece = tuple[bool, str]  # (opens a document, text)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def prepare(
     return Corpus(wrap(tokenizer, mark), train, heldout, other_texts, record)
 
 
-def train_bpe(pieces: list[Piece], vocab: int, megabytes: float) -> Tokenizer:
+def train_bpe(pieces: list[TextPiece], vocab: int, megabytes: float) -> Tokenizer:
     """Train a byte-level BPE of `vocab` entries on about `megabytes` of the text, spread evenly over all of it.
 
     Raises UserError where the text yields fewer entries.
@@ -139,7 +139,7 @@ def wrap(tokenizer: Tokenizer, mark: str = END_OF_TEXT) -> PreTrainedTokenizerFa
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=mark, eos_token=mark, pad_token=mark)
 
 
-def encode(tokenizer: Tokenizer, pieces: Iterable[Piece], opening: str = END_OF_TEXT) -> np.ndarray:
+def encode(tokenizer: Tokenizer, pieces: Iterable[TextPiece], opening: str = END_OF_TEXT) -> np.ndarray:
     """Return the ids of all pieces as one array [n], with the mark before each document; uint16 if the ids fit."""
     mark = tokenizer.token_to_id(opening)
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
@@ -201,7 +201,7 @@ def unigram_loss(train: np.ndarray, heldout: np.ndarray, vocab: int) -> float:
     return float(-np.log(counts / counts.sum())[heldout[1:]].mean())
 
 
-def _pieces(source: TextSource) -> Iterator[Piece]:
+def _pieces(source: TextSource) -> Iterator[TextPiece]:
     """Yield a source's text in pieces, which are cut at ends of lines where that is possible."""
     number = None
     for document in documents([source]):
@@ -209,7 +209,7 @@ def _pieces(source: TextSource) -> Iterator[Piece]:
         number = document.number
 
 
-def _cut(pieces: list[Piece], holdout: float) -> tuple[list[Piece], list[Piece], int]:
+def _cut(pieces: list[TextPiece], holdout: float) -> tuple[list[TextPiece], list[TextPiece], int]:
     """Return the pieces before and after the cut, and its position in bytes: the first line break past 1 - `holdout`
     of the text."""
     cut, before = int((1 - holdout) * _size(pieces)), 0
@@ -224,17 +224,17 @@ def _cut(pieces: list[Piece], holdout: float) -> tuple[list[Piece], list[Piece],
     return pieces, [], before
 
 
-def _batched(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, ...]]:
+def _batched(pieces: Iterable[TextPiece]) -> Iterator[tuple[TextPiece, ...]]:
     iterator = iter(pieces)
     while batch := tuple(itertools.islice(iterator, BATCH)):
         yield batch
 
 
-def _size(pieces: list[Piece]) -> int:
+def _size(pieces: list[TextPiece]) -> int:
     return sum(len(text.encode()) for _, text in pieces)
 
 
-def _sha256(pieces: list[Piece]) -> str:
+def _sha256(pieces: list[TextPiece]) -> str:
     digest = hashlib.sha256()
     for _, text in pieces:
         digest.update(text.encode())

@@ -33,7 +33,7 @@ from twell.workbench.models.sizes import decoder_layers
 from twell.workbench.models.threshold_ffn import maps_back
 
 Neurons = Sequence[int] | Tensor
-Rows = list[tuple[Tensor, int]]  # weights and biases of an FFN, each with the dimension that neurons lie along
+NeuronTensors = list[tuple[Tensor, int]]  # weights and biases of an FFN, each with the dimension that neurons lie along
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _shrunk(value: float) -> Any:
     return before
 
 
-def _layers(name: str, model: Any, ffns: FFNs | None) -> list[tuple[Rows, nn.Module | None]]:
+def _layers(name: str, model: Any, ffns: FFNs | None) -> list[tuple[NeuronTensors, nn.Module | None]]:
     """Return for each layer what is zeroed, and the map back whose input is silenced too, where that is needed."""
     if ffns is not None:
         matching = named(name, model, ffns)
@@ -107,14 +107,14 @@ def _layers(name: str, model: Any, ffns: FFNs | None) -> list[tuple[Rows, nn.Mod
             paths = zip(blocks, maps_back(name, model, blocks), strict=True)
             return [(_columns(down), down) for down in (block.get_submodule(path) for block, path in paths)]
         matching = of_family(name, model, any_activation=True)
-    layers: list[tuple[Rows, nn.Module | None]] = []
+    layers: list[tuple[NeuronTensors, nn.Module | None]] = []
     for one in matching:
         ours = (one.entry.w_gate, one.entry.b_gate) if not one.maps else (one.maps[0].weight, one.maps[0].bias)
         layers.append(([(tensor, 0) for tensor in ours if tensor is not None], None))
     return layers
 
 
-def _columns(down: nn.Module) -> Rows:
+def _columns(down: nn.Module) -> NeuronTensors:
     weight: Any = down.weight
     return [(weight, 0 if isinstance(down, Conv1D) else 1)]
 

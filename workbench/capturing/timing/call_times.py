@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twell.workbench.power import Reading
+from twell.workbench.power import PowerReading
 from twell.workbench.run.schema import PREFILL
 
 MODEL = -1  # in place of a layer: the whole model
@@ -65,7 +65,7 @@ class Call:
     rows: int
     begin: Any
     end: Any
-    reading: Reading | None = None
+    reading: PowerReading | None = None
 
 
 @dataclass

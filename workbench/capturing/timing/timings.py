@@ -30,7 +30,7 @@ from twell.workbench.capturing.forward import Inputs, forward
 from twell.workbench.capturing.timing.calibration import Calibrations, Kind
 from twell.workbench.capturing.timing.call_times import MODEL, BatchTimes, Call, Marks
 from twell.workbench.models.load import LoadedModel
-from twell.workbench.power import WINDOW_SECONDS, Gauge, Reading
+from twell.workbench.power import WINDOW_SECONDS, Gauge, PowerReading
 from twell.workbench.run.schema import PREFILL
 from twell.workbench.text.batches import Batch
 
@@ -69,7 +69,7 @@ class Timings:
         self._marks = Marks(loaded.device)
         self._began, self._before = self._marks.mark(), seconds
         self._warm: set[tuple[int, int]] = set()  # (layer or MODEL, rows) shapes that have run densely
-        self._reading: tuple[float, Reading] | None = None  # the last one, and when it was taken
+        self._reading: tuple[float, PowerReading] | None = None  # the last one, and when it was taken
         self._order = random.Random(0)
 
     @property
@@ -212,7 +212,7 @@ class Timings:
                 took[kind] = len(pairs), sum(self._marks.microseconds(*pair) for pair in pairs) * 1e-6
         self.calibrations.book(took)
 
-    def _read_gauge(self) -> Reading:
+    def _read_gauge(self) -> PowerReading:
         """Return the device's clock and power, read at most every GAUGE_SECONDS."""
         now = time.monotonic()
         if self._reading is None or now - self._reading[0] >= GAUGE_SECONDS:
