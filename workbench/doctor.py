@@ -31,12 +31,12 @@ def doctor(options: DoctorOptions) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name, value in findings():
+    for name, value in machine_facts():
         table.add_row(name, value)
     Console(highlight=False).print(table)
 
 
-def findings() -> list[tuple[str, str]]:
+def machine_facts() -> list[tuple[str, str]]:
     """Return the rows of the table: a name and a value each."""
     units = ", ".join(vector_units()) or "vector units unknown"
     rows = [("CPU", f"{processor()}, {units}")]

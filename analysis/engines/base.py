@@ -81,8 +81,3 @@ class Engine(ABC):
 
         Any other error is a mistake in this package, and is returned as it is, to be seen with its traceback.
         """
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return str(error).strip().splitlines()[0]

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from twell.analysis.engines.accumulate import Tables, Total
-from twell.analysis.engines.base import Engine, first_line
-from twell.workbench.errors import UserError
+from twell.analysis.engines.base import Engine
+from twell.workbench.errors import UserError, first_line
 from twell.workbench.run.part_files import unreadable_part
 
 MEMORY = 3 * 2**29  # bytes
@@ -104,7 +104,7 @@ class DuckDBEngine(Engine):
         import duckdb
 
         if isinstance(error, duckdb.IOException | duckdb.InvalidInputException | duckdb.OutOfMemoryException):
-            return UserError(f"Expected to read the run's parts, got {first_line(error).rstrip('.')}.")
+            return UserError(f"Expected to read the run's parts, got {first_line(error)}.")
         return error
 
 

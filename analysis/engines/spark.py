@@ -23,8 +23,8 @@ import ibis.expr.types as ir
 import pyarrow as pa
 
 from twell.analysis.engines.accumulate import Tables, Total, added_up
-from twell.analysis.engines.base import Engine, first_line
-from twell.workbench.errors import UserError
+from twell.analysis.engines.base import Engine
+from twell.workbench.errors import UserError, first_line
 from twell.workbench.run.part_files import open_part
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class SparkEngine(Engine):
         from pyspark.errors import PySparkException
 
         if isinstance(error, PySparkException | Py4JError):
-            return UserError(f"Expected Spark to read the run's parts, got {first_line(error)}")
+            return UserError(f"Expected Spark to read the run's parts, got {first_line(error)}.")
         return error
 
 
@@ -149,7 +149,7 @@ def _session(address: str) -> SparkSession:
     try:
         return builder.getOrCreate()
     except PySparkException as error:
-        raise UserError(f"Expected a Spark session, got {first_line(error)} Is Java 17 or newer installed?") from None
+        raise UserError(f"Expected a Spark session, got {first_line(error)}. Is Java 17 or newer installed?") from None
 
 
 def _reader(schema: pa.Schema) -> Any:

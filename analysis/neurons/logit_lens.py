@@ -89,7 +89,7 @@ class CheckpointTensors:
         return weights
 
 
-def plain(array: np.ndarray) -> np.ndarray:
+def as_float32(array: np.ndarray) -> np.ndarray:
     """Return an array as float32, whatever type it is stored in."""
     if array.dtype == np.dtype("<u2"):
         return (np.ascontiguousarray(array).astype(np.uint32) << 16).view(np.float32)
@@ -145,9 +145,9 @@ def answers_to(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
     norm_kind = _norm_kind(run)
     ends = (f".layers.{layer}.post_attention_layernorm.weight", f".layers.{layer}.final_layer_norm.weight")
     norm = weights.ending(*ends)
-    row = plain(gate[neuron])
+    row = as_float32(gate[neuron])
     if norm is not None:
-        row = row * (plain(norm) + (1.0 if norm_kind == LAYER_NORM_PLUS_ONE else 0.0))
+        row = row * (as_float32(norm) + (1.0 if norm_kind == LAYER_NORM_PLUS_ONE else 0.0))
     row = row if norm_kind == RMS_NORM else row - row.mean()
     matches = _products(embedding, row[:, None])[: _vocabulary_size(run, len(embedding))]
     frame = _both_ends(run, matches[:, 0])
@@ -170,12 +170,12 @@ def _logits(
                 f"got {' × '.join(map(str, down.shape))}, and an unembedding of "
                 f"{' × '.join(map(str, unembedding.shape))}."
             )
-        rows[:, index] = plain(down[:, neuron])
+        rows[:, index] = as_float32(down[:, neuron])
     if norm_kind != RMS_NORM:
         rows -= rows.mean(axis=0)
     norm = weights.ending("model.norm.weight", "final_layer_norm.weight")
     if norm is not None:
-        rows *= (plain(norm) + (1.0 if norm_kind == LAYER_NORM_PLUS_ONE else 0.0))[:, None]
+        rows *= (as_float32(norm) + (1.0 if norm_kind == LAYER_NORM_PLUS_ONE else 0.0))[:, None]
     return _products(unembedding, rows)[: _vocabulary_size(run, len(unembedding))], norm is not None
 
 
@@ -188,7 +188,7 @@ def _norm_kind(run: Run) -> str:
 def _products(table: np.ndarray, rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return a mapped table of token vectors [vocab, d_model] times columns [d_model, n], a stretch at a time."""
     chunks = range(0, len(table), AT_ONCE)
-    return np.concatenate([plain(table[start : start + AT_ONCE]) @ rows for start in chunks])
+    return np.concatenate([as_float32(table[start : start + AT_ONCE]) @ rows for start in chunks])
 
 
 def _vocabulary_size(run: Run, rows: int) -> int:

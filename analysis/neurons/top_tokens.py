@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from twell.analysis.neurons.by_neuron import by_neuron
-from twell.analysis.neurons.logit_lens import CheckpointTensors, plain
+from twell.analysis.neurons.logit_lens import CheckpointTensors, as_float32
 from twell.analysis.tokens.by_token import token_text
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -77,7 +77,7 @@ def weight_norms(run: Run, folder: str, layer: int) -> pd.DataFrame:
     fires = by_neuron(run, layer=layer)["fires"].to_numpy() > 0
     frame = pd.DataFrame({"layer": layer, "neuron": np.arange(run.d_ff)})
     for name, rows in (("gate_norm", gate), ("down_norm", down.T)):
-        lengths = np.linalg.norm(plain(rows), axis=1)
+        lengths = np.linalg.norm(as_float32(rows), axis=1)
         typical = float(np.median(lengths[fires] if fires.any() else lengths))
         frame[name] = lengths / max(typical, 1e-12)
     return frame.assign(gone=(frame[["gate_norm", "down_norm"]] < GONE).all(axis=1))

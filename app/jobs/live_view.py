@@ -59,14 +59,14 @@ def _look(path: str, with_figure: bool, timed: bool) -> None:
         if not timed:
             redraw_page()  # from now on a look a second
         with memo_scope():
-            widgets.numbers(numbers(run))
+            widgets.numbers(live_numbers(run))
             if with_figure:
                 draw_calls(run)
     except (Missing, UserError, OSError) as error:
         widgets.note(widgets.escape_markdown(str(error)))
 
 
-def numbers(run: Run) -> list[tuple[str, str, str]]:
+def live_numbers(run: Run) -> list[tuple[str, str, str]]:
     """Return tokens a second, the calls that were timed, and the speedup so far, each as `widgets.numbers` takes it."""
     rows = run.frame("timings", ["op", "batch"])
     calls = int((rows["op"] == "ffn_sparse").sum())

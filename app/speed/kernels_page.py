@@ -51,7 +51,7 @@ def draw_layer_times(run: Run, result: QueryResult) -> None:
     frame = result.frame
     comparable, repeats = frame.attrs["comparable"], int(frame["repeats"].min())
     caption = (
-        f"FFN of a batch of {batch_rows(run, 'ffn_sparse')}, {'median over ' * (repeats > 1)}"
+        f"FFN of a batch of {rows_in_words(run, 'ffn_sparse')}, {'median over ' * (repeats > 1)}"
         f"{plural(repeats, 'timed batch', 'es')}, the same input for both; "
         f"{', '.join(sorted(set(frame['kernel'])))} kernel on {run.manifest.device}, {run.manifest.dtype}. "
         f"{'At the right: dense / sparse.' if comparable else ''}"
@@ -132,7 +132,7 @@ def draw_pass_time(run: Run) -> None:
     warning = "" if (rest >= 0).all() else " Timed separately, the components add up to more than the whole pass."
     widgets.heading(
         "Where the time goes",
-        f"One forward pass of {batch_rows(run, 'model_dense')}, medians over the timed batches, on "
+        f"One forward pass of {rows_in_words(run, 'model_dense')}, medians over the timed batches, on "
         f"{run.manifest.device}. Rest: norms, embedding, output projection and kernel launches.{warning}",
         result,
     )
@@ -199,7 +199,7 @@ def whole_pass(run: Run) -> str:
     return f"; the whole pass {times(timing['mean'])} ({spread})"
 
 
-def batch_rows(run: Run, op: str) -> str:
+def rows_in_words(run: Run, op: str) -> str:
     """Return in words how many rows the times of an operation are brought to, as the table `timings` names it."""
     return plural(sizes(run)[op], "row")
 

@@ -154,7 +154,7 @@ def draw_heading(
     begin, end, length = stretch
     widgets.heading(
         "Your text" if choice.own else name,
-        f"{source_name(sequences, choice)}{plural(length, 'token')}"
+        f"{source_caption(sequences, choice)}{plural(length, 'token')}"
         f"{'' if end - begin == length else f', {whole(begin)} to {whole(end - 1)} shown'}. Choose a token to see "
         f"{'the neurons that it fires' if names_neurons else 'its page'}. Dotted tokens are not counted in any "
         "statistic. Beside the text: a token's nnz in each layer; a full bar is the layer's 99th percentile.",
@@ -203,7 +203,7 @@ def keeps(run: Run, sequence: int, position: int) -> bool:
     return True
 
 
-def source_name(sequences: pd.DataFrame, choice: PassageChoice) -> str:
+def source_caption(sequences: pd.DataFrame, choice: PassageChoice) -> str:
     """Return a sequence's source and document, as the beginning of a caption; empty if it is not among `sequences`, or
     of the user's own text."""
     rows = sequences[sequences["sequence"] == choice.sequence]

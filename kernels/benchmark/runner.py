@@ -144,11 +144,11 @@ def _weight_sets(ffn: SparseFFN, cold: bool) -> list[SparseFFN]:
     if not cold:
         return [ffn]
     size = sum(t.nbytes for t in ffn.parameters())
-    number = min(MAX_SETS, math.ceil(CACHES * cache(ffn.w_gate.device) / size) + 1)
+    number = min(MAX_SETS, math.ceil(CACHES * cache_bytes(ffn.w_gate.device) / size) + 1)
     return [ffn, *(sibling(ffn, "reference", copy=True) for _ in range(number - 1))]
 
 
-def cache(device: torch.device) -> int:
+def cache_bytes(device: torch.device) -> int:
     """Return the size in bytes of the last cache before memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)

@@ -39,7 +39,7 @@ from support import host_cost
 from twell.kernels.backends import hopper
 from twell.kernels.backends.gpu import Stage, results
 from twell.kernels.benchmark.operations import COMPILED, DENSE, BenchRequest, operations, sibling
-from twell.kernels.benchmark.runner import cache
+from twell.kernels.benchmark.runner import cache_bytes
 from twell.kernels.benchmark.synthetic import synthetic_ffn
 from twell.kernels.benchmark.timing import TimedCall, graphed, time_in_turns
 from twell.kernels.modules import Probe, SparseFFN
@@ -138,7 +138,9 @@ def few() -> None:
             for kind in ("dense", "heavy"):
                 ffn, x = synthetic_ffn(kind, rows, d_model, d_ff, nnz=FEW_NNZ, dtype=torch.bfloat16, device=DEVICE)
                 size = sum(t.nbytes for t in ffn.parameters())
-                copies = [sibling(ffn, "hopper", copy=True) for _ in range(1 + math.ceil(4 * cache(x.device) / size))]
+                copies = [
+                    sibling(ffn, "hopper", copy=True) for _ in range(1 + math.ceil(4 * cache_bytes(x.device) / size))
+                ]
                 params = FFNParams(x, ffn.w_gate, ffn.w_up, ffn.w_down)
                 shared = hopper.HopperWorkspace(rows, d_ff, x.dtype, x.device), *results(params, in_full=True)
                 chains: dict[str, list[TimedCall]] = {

@@ -107,7 +107,7 @@ def command(options: PruneOptions, interval: Interval | None = None) -> Pruned:
     cut = list(batches(sequences, size, []))
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"Reading {sum(len(one.ids) for one in sequences):,} tokens with {own.name} …")
-    fires, tokens = firings(own, cut)
+    fires, tokens = nonzero_counts(own, cut)
     needed = (fires > 0) & (fires >= options.least * tokens)
     smaller = prune(own.model, wanted(fires, needed, options.per_layer), options.per_layer)
     result = compare(own, own_of(own.name, smaller), cut, needed, list(batches(unseen, size, [])))
@@ -142,7 +142,7 @@ def wanted(fires: NDArray, needed: NDArray, per_layer: bool = False) -> NDArray:
     return keep
 
 
-def firings(own: OwnModel, cut: list[Batch]) -> tuple[NDArray, int]:
+def nonzero_counts(own: OwnModel, cut: list[Batch]) -> tuple[NDArray, int]:
     """Return on how many tokens each neuron's hidden value is not 0, int64 [layers, d_ff], and how many tokens."""
     fires = torch.zeros((own.layers, own.d_ff), dtype=torch.int64, device=own.device)
     tokens = 0

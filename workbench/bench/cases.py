@@ -58,7 +58,7 @@ class Case:
     make: Callable[[], CaseInputs]
 
 
-def numbers(option: str, text: str, least: int = 1) -> list[int]:
+def whole_numbers(option: str, text: str, least: int = 1) -> list[int]:
     """Parse a list of whole numbers such as 1,8,64. Raises UserError for other text, and for a number below `least`.
 
     option: the option's name, for the error
@@ -94,7 +94,7 @@ def _device_and_dtype(options: BenchOptions) -> tuple[torch.device, torch.dtype]
 
 
 def _rows(options: BenchOptions, device: torch.device) -> list[int]:
-    return [ROWS[device.type]] if options.rows is None else numbers("--rows", options.rows)
+    return [ROWS[device.type]] if options.rows is None else whole_numbers("--rows", options.rows)
 
 
 def _inputs(options: BenchOptions, known: tuple[str, ...]) -> list[str]:
@@ -122,7 +122,7 @@ def _case(options: BenchOptions, device: torch.device, name: str, input: str, la
 
 def _shape(text: str) -> tuple[int, int]:
     """Parse d_model and d_ff from text such as 2048,5632. Raises UserError for others than two multiples of 8."""
-    sizes = numbers("--shape", text, least=8)
+    sizes = whole_numbers("--shape", text, least=8)
     if len(sizes) != 2 or any(size % 8 for size in sizes):
         raise UserError(f"Expected --shape D_MODEL,D_FF, two multiples of 8 such as 2048,5632, got {text!r}.")
     return sizes[0], sizes[1]
@@ -132,7 +132,7 @@ def _synthetic(options: BenchOptions, shape: str) -> tuple[list[Case], dict[str,
     """Return a case for each number of rows, each kind of synthetic input and each nnz, and what they share."""
     (d_model, d_ff), (device, dtype) = _shape(shape), _device_and_dtype(options)
     most = max_nnz(d_ff)
-    requested = numbers("--nnz", options.nnz)
+    requested = whole_numbers("--nnz", options.nnz)
     possible = [nnz for nnz in requested if nnz <= most]
     if not possible:
         raise UserError(f"Expected --nnz of at most {most:.0f} for {d_ff} neurons, got {min(requested)}.")
@@ -164,7 +164,9 @@ def _of_model(options: BenchOptions) -> tuple[list[Case], dict[str, Any]]:
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     name = options.model or DEMO
     loaded = load(name, options.revision, options.device, dtype)
-    layers = list(range(loaded.layers)) if options.layers is None else numbers("--layers", options.layers, least=0)
+    layers = (
+        list(range(loaded.layers)) if options.layers is None else whole_numbers("--layers", options.layers, least=0)
+    )
     if max(layers) >= loaded.layers:
         raise UserError(f"Expected --layers from 0 to {loaded.layers - 1}, got {max(layers)}.")
     texts = text_ids(loaded, options.text or TEXT, max(rows_of_cases))
@@ -206,7 +208,7 @@ def _recorded(options: BenchOptions, path: Path) -> tuple[list[Case], dict[str, 
     greatest = max(int(pattern.neurons.max()) for pattern in patterns.values())
     if greatest >= d_ff:
         raise UserError(f"Expected neurons below {d_ff} in {path}, got {greatest}: give their --shape.")
-    layers = list(patterns) if options.layers is None else numbers("--layers", options.layers, least=0)
+    layers = list(patterns) if options.layers is None else whole_numbers("--layers", options.layers, least=0)
     unknown = [layer for layer in layers if layer not in patterns]
     if unknown:
         raise UserError(f"Expected --layers of {', '.join(map(str, patterns))} in {path}, got {unknown[0]}.")

@@ -28,7 +28,7 @@ from twell.kernels.benchmark.runner import bench as bench_case
 from twell.kernels.benchmark.timing import TimedCall
 from twell.kernels.dispatch import KERNELS
 from twell.kernels.layout import COMPRESSIONS, Layout
-from twell.workbench.bench.cases import Case, cases, numbers
+from twell.workbench.bench.cases import Case, cases, whole_numbers
 from twell.workbench.bench.options import BenchOptions
 from twell.workbench.bench.screen import Screen
 from twell.workbench.bench.table import Sheet, commit, figures, rows_of
@@ -107,7 +107,7 @@ def _requested(options: BenchOptions) -> BenchRequest:
     unknown = [name for name in options.kernel if name not in KERNELS]
     if unknown:
         raise UserError(f"Expected --kernel of {', '.join(KERNELS)}, got {unknown[0]!r}.")
-    compressions = numbers("--compression", options.compression)
+    compressions = whole_numbers("--compression", options.compression)
     if not set(compressions) <= set(COMPRESSIONS):
         known = ", ".join(map(str, COMPRESSIONS))
         raise UserError(f"Expected --compression of {known}, got {options.compression}.")

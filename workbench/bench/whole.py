@@ -28,7 +28,7 @@ from twell.kernels.benchmark.timing import TimedCall, time_in_turns
 from twell.kernels.layout import Layout
 from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
-from twell.workbench.bench.cases import ROWS, TEXT, numbers
+from twell.workbench.bench.cases import ROWS, TEXT, whole_numbers
 from twell.workbench.bench.decoding import Decoder, generator, replaced
 from twell.workbench.bench.layer_inputs import text_ids, uniform_ids
 from twell.workbench.bench.options import BenchOptions
@@ -62,7 +62,7 @@ def bench_whole(options: BenchOptions, sheet: Sheet) -> list[dict[str, Any]]:
     fit."""
     if options.shape is not None or options.patterns is not None or options.training:
         raise UserError("Expected --whole beside a model alone, got --shape, --patterns or --training: leave it out.")
-    sizes = numbers("--batches", options.batches)
+    sizes = whole_numbers("--batches", options.batches)
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     loaded = load(options.model or DEMO, options.revision, options.device, dtype)
     gauge, name = Gauge(loaded.device) if options.energy else None, device_name(loaded.device)
@@ -87,7 +87,7 @@ def bench_whole(options: BenchOptions, sheet: Sheet) -> list[dict[str, Any]]:
 
 def _passes(options: BenchOptions, loaded: LoadedModel) -> Iterator[WholeCase]:
     """Yield a forward pass of each input: sequences of one length, --rows tokens in all, or as many as there are."""
-    tokens = ROWS[loaded.device.type] if options.rows is None else max(numbers("--rows", options.rows))
+    tokens = ROWS[loaded.device.type] if options.rows is None else max(whole_numbers("--rows", options.rows))
     length = min(SEQUENCE, loaded.context, tokens)
     text = _whole_sequences(loaded, options.text, length, max(1, tokens // length))
     for name, pieces in (("text", text), ("uniform", uniform_ids(loaded, text))):

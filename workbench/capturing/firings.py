@@ -27,7 +27,7 @@ from twell.workbench.run.schema import nnz_type
 from twell.workbench.text.batches import Batch
 
 
-def draw(*numbers: Tensor | int) -> Tensor:
+def uniform_draws(*numbers: Tensor | int) -> Tensor:
     """Return a number in [0, 1) for each row of int64 tensors: the same for the same numbers, on any device."""
     state: Tensor = torch.zeros((), dtype=torch.int64)
     for number in numbers:
@@ -71,7 +71,7 @@ class BatchFirings:
                 torch.from_numpy(batch.sequence.astype(np.int64)),
                 torch.from_numpy(batch.position.astype(np.int64)),
             )
-            sampled = (draw(*numbers) < collector.share).numpy()
+            sampled = (uniform_draws(*numbers) < collector.share).numpy()
         self._sampled = np.flatnonzero(sampled)
         self._rows = torch.from_numpy(batch.row_of[self._sampled].astype(np.int64)).to(inputs.ids.device)
         self._keys = batch.sequence[self._sampled], batch.position[self._sampled]

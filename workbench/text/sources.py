@@ -59,7 +59,7 @@ class TextSource:
         kind = _kind(utf8(name))
         self._begin(name, None, KINDS[kind])
         if kind.startswith("."):
-            size = _file_size(usable(tables.split(self.name)[0]))
+            size = _file_size(usable(tables.path_and_column(self.name)[0]))
             self.size = None if kind == PARQUET or is_packed(self.name) else size
         elif kind == HF:
             tables.check_datasets(self.name)
@@ -104,7 +104,7 @@ def is_source_name(text: str) -> bool:
     except (OSError, ValueError):  # no name that the system can hold: a text
         return False
     try:
-        _kind(tables.split(text)[0])
+        _kind(tables.path_and_column(text)[0])
     except UserError:
         return False
     return not any(letter.isspace() for letter in text)
@@ -112,7 +112,7 @@ def is_source_name(text: str) -> bool:
 
 def _matching(name: str) -> list[str]:
     """Return the names of the files that a pattern matches, each with the pattern's column; other names as they are."""
-    path, column = tables.split(name)
+    path, column = tables.path_and_column(name)
     usable(path)
     if ":" in path.partition("/")[0] or not glob.has_magic(path) or Path(path).exists():
         return [name]
@@ -198,7 +198,7 @@ def _kind(name: str) -> str:
     if name.startswith((HF, BUILTIN)) or name == STDIN:
         kind = HF if name.startswith(HF) else name
     else:
-        path = tables.split(name)[0]
+        path = tables.path_and_column(name)[0]
         kind = Path(Path(path).stem if is_packed(path) else path).suffix
         kind = "" if kind == PARQUET and is_packed(path) else kind
     if kind not in KINDS:

@@ -22,7 +22,7 @@ ROWS = 256  # read at a time, at most
 _DATASET = re.compile(r"hf:(?P<name>[^,@:]+)(,(?P<config>[^@:]+))?(@(?P<split>[^:]+))?(:(?P<column>.+))?")
 
 
-def split(name: str) -> tuple[str, str]:
+def path_and_column(name: str) -> tuple[str, str]:
     """Return a source's path, and the column named after it, or "" if none is named."""
     path, colon, column = name.rpartition(".parquet:")
     return (f"{path}.parquet", column) if colon else (name, "")
@@ -36,7 +36,7 @@ def parquet_texts(name: str) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path, named = split(name)
+    path, named = path_and_column(name)
     column = named or COLUMN
     try:
         with pq.ParquetFile(path) as file:

@@ -32,7 +32,7 @@ from twell.workbench.training.log import new_manifest
 from twell.workbench.training.loop import TrainingLoop
 from twell.workbench.training.ranks import TrainingRanks, gathered
 from twell.workbench.training.recipes import Recipe, from_dict, load_recipe
-from twell.workbench.training.sparse_llama import evaluate, plain
+from twell.workbench.training.sparse_llama import as_transformers, evaluate
 
 
 def train(options: TrainOptions) -> Path:
@@ -189,7 +189,7 @@ def finish(training: TrainingLoop, folder: TrainingFolder, options: TrainOptions
         "command": command(options),
     }
     with writing(options.out):
-        folder.finish(plain(model, weights), corpus.tokenizer, results)
+        folder.finish(as_transformers(model, weights), corpus.tokenizer, results)
 
 
 def command(options: TrainOptions) -> str:

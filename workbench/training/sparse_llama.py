@@ -67,7 +67,7 @@ def continued(network: Model, activation: str, device: torch.device) -> Model:
     return model.train()  # type: ignore[no-any-return]
 
 
-def plain(model: Model, weights: dict[str, Tensor]) -> Model:
+def as_transformers(model: Model, weights: dict[str, Tensor]) -> Model:
     """Return a model that `build` made as transformers has it, with other weights, by name, in their dtype."""
     with torch.device("meta"):
         copy: Model = type(model)(model.config)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from twell.workbench.capturing.examples import lists
-from twell.workbench.capturing.firings import draw
+from twell.workbench.capturing.firings import uniform_draws
 from twell.workbench.capturing.forward import Counted
 from twell.workbench.capturing.layer_sums import LayerSums
 from twell.workbench.run.schema import nnz_type
@@ -269,7 +269,7 @@ class Fired:
         """Yield the rows of the run's `fired` table, a dict for each layer."""
         tokens, first = self._tokens, 0
         keys = (torch.from_numpy(one.astype(np.int64)) for one in (tokens.sequence, self._positions))
-        kept = np.flatnonzero((draw(*keys) < self._share).numpy())  # as a capture draws them
+        kept = np.flatnonzero((uniform_draws(*keys) < self._share).numpy())  # as a capture draws them
         by_layer: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
         for read in self._reads:
             for layer, row, neuron, value in read.fired:

@@ -15,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
 from twell.analysis.figures.speed.live import no_calls, sparse_calls, times_and_nnz, tokens_per_second
-from twell.app.jobs.live_view import numbers
+from twell.app.jobs.live_view import live_numbers
 from twell.app.ui.run_cache import LiveRun
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.part_files import LIVE
@@ -56,7 +56,7 @@ def test_every_batch_stands_once(live: LiveRun) -> None:
 
 def test_numbers_follow(live: LiveRun) -> None:
     assert tokens_per_second(live) == pytest.approx(500)
-    numbers_now = {name: value for name, value, _ in numbers(live)}
+    numbers_now = {name: value for name, value, _ in live_numbers(live)}
     assert numbers_now["Tokens per second"] == "500"
     assert numbers_now["Sparse calls timed"] == str(7 * live.layers)
     assert numbers_now["FFN speedup so far"] != "–"

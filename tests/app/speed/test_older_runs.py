@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
 from twell.analysis.figures.speed.live import sparse_calls, tokens_per_second
-from twell.app.jobs.live_view import numbers
+from twell.app.jobs.live_view import live_numbers
 from twell.workbench.run.store import Run
 
 Show = Callable[..., AppTest]
@@ -71,7 +71,7 @@ def test_a_capture_of_one_batch_of_one_layer(show: Show, made: ModuleType, tmp_p
     run = made.make(tmp_path / "one", layers=1, sequences=4, timings=1)
     for page in ("overview", "kernels"):
         assert not show(tmp_path, page, run="one").exception
-    shown = {name: (value, said) for name, value, said in numbers(run)}
+    shown = {name: (value, said) for name, value, said in live_numbers(run)}
     assert shown["Tokens per second"][0] == "\N{EN DASH}"
     assert shown["Sparse calls timed"][0] == "1"
     assert "the only layer" in shown["FFN speedup so far"][1]

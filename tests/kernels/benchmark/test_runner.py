@@ -129,7 +129,7 @@ def test_a_cache_of_unknown_size_is_taken_for_a_usual_one(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "sysconf_names", {"SC_LEVEL3_CACHE_SIZE": 194})
     for reported, expected in ((2**20, 2**20), (0, benches.CACHE), (-1, benches.CACHE)):
         monkeypatch.setattr(os, "sysconf", lambda _, reported=reported: reported)
-        assert benches.cache(CPU) == expected
+        assert benches.cache_bytes(CPU) == expected
 
 
 def plant(
@@ -175,7 +175,7 @@ def test_cold_weights_are_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
 
     ffn, x = synthetic_ffn("even", 2, 64, 128, nnz=20)
     size = sum(weight.nbytes for weight in ffn.parameters())
-    monkeypatch.setattr(benches, "cache", lambda _: size)
+    monkeypatch.setattr(benches, "cache_bytes", lambda _: size)
     asked = plant(monkeypatch, look)
     bench(ffn, x, asked)
     assert len(set(seen)) == 1

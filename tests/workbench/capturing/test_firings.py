@@ -15,7 +15,7 @@ from support.contexts import first_in_context
 from twell.analysis.summaries.read import open_summaries
 from twell.kernels.backends.selection import REACH
 from twell.kernels.layout import Layout, entries, pack
-from twell.workbench.capturing.firings import FiringCollector, draw, parse_fired
+from twell.workbench.capturing.firings import FiringCollector, parse_fired, uniform_draws
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.errors import UserError
 from twell.workbench.run import writer
@@ -44,11 +44,11 @@ def test_entries_of_every_fullness(dtype: torch.dtype) -> None:
 def test_draws_are_even_and_depend_on_every_number() -> None:
     numbers = torch.arange(20000)
     for arguments in ((numbers, 5), (5, numbers), (numbers // 100, numbers % 100)):
-        drawn = draw(*arguments)
+        drawn = uniform_draws(*arguments)
         assert len(drawn.unique()) == 20000
         assert (drawn >= 0).all() and (drawn < 1).all()
         assert torch.histc(drawn.float(), 20, 0, 1).sub(1000).abs().max() < 150
-    assert draw(torch.tensor([1]), 2) == draw(torch.tensor([1]), torch.tensor([2]))
+    assert uniform_draws(torch.tensor([1]), 2) == uniform_draws(torch.tensor([1]), torch.tensor([2]))
 
 
 def spread(band: np.ndarray, draws: np.ndarray) -> np.ndarray:
@@ -80,7 +80,10 @@ def expected_examples(run: Any, gates: list[list[np.ndarray]]) -> dict[tuple[int
                 value = gate[fired, neuron]
                 numbers = [torch.tensor([places[row][item] for row in fired]) for item in (0, 1)]
                 band = np.clip(np.floor(np.log2(value)), -9, 6)
-                chosen = np.argsort(-value, kind="stable")[:K], spread(band, draw(*numbers, layer, neuron).numpy())
+                chosen = (
+                    np.argsort(-value, kind="stable")[:K],
+                    spread(band, uniform_draws(*numbers, layer, neuron).numpy()),
+                )
                 for kind, best in zip(("top", "sample"), chosen, strict=True):
                     kept[layer, neuron, kind] = [places[row] for row in fired[best]]
     return kept
@@ -143,7 +146,7 @@ def test_fired(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     gates = run_plain(tiny, sequences_of(run), torch.float64).gates
     activity, frame = run.activity(), run.frame("fired")
     keys = [torch.from_numpy(activity[name].to_numpy().astype(np.int64)) for name in ("sequence", "position")]
-    sampled = activity[(draw(*keys) < 0.5).numpy()]
+    sampled = activity[(uniform_draws(*keys) < 0.5).numpy()]
     assert 0.3 * len(activity) < len(sampled) < 0.7 * len(activity)
     for layer in (0, 2):
         rows = frame[frame["layer"] == layer]

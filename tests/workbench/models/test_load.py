@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from twell.kernels.dispatch import Choice
 from twell.kernels.modules import Probe, SparseFFN
-from twell.workbench.doctor import findings, why
+from twell.workbench.doctor import machine_facts, why
 from twell.workbench.errors import UserError
 from twell.workbench.models.checkpoint import DEMO, MIB, fingerprint
 from twell.workbench.models.load import LoadedModel, load
@@ -163,7 +163,7 @@ def test_why_leaves_out_kernels_of_other_devices_that_nobody_asked_for() -> None
 
 
 def test_doctor_names_the_kernel() -> None:
-    report = dict(findings())
+    report = dict(machine_facts())
     assert report["torch"] == torch.__version__
     assert report["kernel on cpu"].split(":")[0] in {"reference", "cpu"}
     assert all(report.values())
@@ -173,7 +173,7 @@ def test_doctor_names_the_kernel() -> None:
 def test_doctor_says_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr("twell.workbench.doctor.DASHBOARD", ("no-such-library",))
-    report = dict(findings())
+    report = dict(machine_facts())
     assert report["C++ compiler"] == (
         "expected a C++ compiler (no-such-compiler) on PATH, found none; install one or set CXX"
     )
