@@ -73,7 +73,7 @@ def drawn_interval(
         for draw in np.random.default_rng(0).multinomial(r, np.full(r, 1 / r), 1999):
             values = np.repeat(pseudo, draw)
             drawn.append((values.mean() - pseudo.mean()) / (values.std(ddof=1) / np.sqrt(r)))
-        tail = stats.norm.sf(stats.t.ppf(0.975, 2 * (effective(groups) - 1)))
+        tail = stats.norm.sf(stats.norm.isf(0.0238) * half / stats.t.ppf(0.975, r - 1))
         upper, lower = np.quantile(drawn, [1 - tail, tail])
     return float(whole - upper * error), float(whole - lower * error)
 

@@ -140,11 +140,16 @@ def truths(effect: np.ndarray, classes: np.ndarray, gain: float) -> Truth:
 
 
 def population(
-    effect: np.ndarray, rng: np.random.Generator, kind: Kind, classes: np.ndarray, edges: tuple[float, float]
+    effect: np.ndarray,
+    rng: np.random.Generator,
+    kind: Kind,
+    classes: np.ndarray,
+    edges: tuple[float, float],
+    sequences: int = POPULATION,
 ) -> Truth:
     """Return what the sample estimates and has no formula, from many documents of one sequence. edges: of the bin of
-    losses."""
-    lengths = rng.integers(LENGTH // 2, LENGTH + 1, POPULATION)
+    losses; sequences: how many documents."""
+    lengths = rng.integers(LENGTH // 2, LENGTH + 1, sequences)
     sequence = np.repeat(np.arange(len(lengths)), lengths)
     position = np.arange(len(sequence)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     token = rng.choice(VOCAB, len(position), p=token_chances())

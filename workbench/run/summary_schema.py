@@ -288,4 +288,4 @@ _TABLES = (
     *(CLASS_SCORES, SURPRISAL_WITHIN, _VALUE_COUNTS, _CLASS_LAYERS, _ENTROPY_RANKS),
 )
 
-SUMMARIES = SummarySchema(2, 7, {table.name: table for table in _TABLES})
+SUMMARIES = SummarySchema(2, 8, {table.name: table for table in _TABLES})
