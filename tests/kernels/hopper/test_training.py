@@ -10,6 +10,7 @@ from support.gpu_training import (
     ON_HOPPER,
     SHAPES,
     assert_errors_are_denses,
+    assert_l1_of_rows_that_count,
     assert_masters_get_their_dtype,
     assert_one_graph,
     assert_two_streams_agree,
@@ -94,15 +95,7 @@ def test_rows_that_do_not_count() -> None:
 
 
 def test_l1_of_rows_that_count() -> None:
-    """Its gradients alone, too small to be seen beside those of y; of rows so unlike that blocks take them by nnz."""
-    tensors = made(700, 256, 512)
-    rows = (torch.arange(700, device="cuda") % 3 != 0).to(torch.uint8)
-    with torch.no_grad():
-        tensors[0][:, 0] = torch.linspace(0, 2, 700, device="cuda")[torch.arange(700, device="cuda") * 37 % 700]
-    l1 = [train_gated_ffn(*tensors, rows=rows, kernel=kernel).l1 for kernel in ("hopper", "reference")]  # type: ignore[arg-type]
-    torch.testing.assert_close(*l1, rtol=1e-3, atol=0)
-    grads = [torch.autograd.grad(each, tensors[:3]) for each in l1]
-    assert all(errors(got, want)[0] <= 0.02 for got, want in zip(*grads, strict=True))
+    assert_l1_of_rows_that_count()
 
 
 def test_a_broken_row_stays_alone() -> None:

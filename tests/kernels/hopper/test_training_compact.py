@@ -14,6 +14,7 @@ from support.gpu_training import (
     ON_HOPPER,
     SHAPES,
     assert_errors_are_denses,
+    assert_l1_of_rows_that_count,
     assert_masters_get_their_dtype,
     assert_one_graph,
     assert_two_streams_agree,
@@ -170,6 +171,10 @@ def test_rows_that_do_not_count(room: dict[str, Any]) -> None:
         NAMES, grads, dense(tensors)[1:], exact(tensors, rows)[1:], exact(tensors)[1:], strict=True
     ):
         assert errors(got, want)[0] <= 1.25 * errors(loose, all_count)[0] + 1e-6, name
+
+
+def test_l1_of_rows_that_count(room: dict[str, Any]) -> None:
+    assert_l1_of_rows_that_count(**room)
 
 
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])

@@ -155,22 +155,33 @@ struct Keeping {
     return load_remote(base, 0) == kLeftOut;
   }
 
-  // Counts how often each neuron fires in this CTA's rows: a thread for a word of 32, whose counts lie across the bits of
-  // as many words as a count has bits.
+  // Counts how often each neuron fires in this CTA's rows, listing no values: a thread for a word of 32, whose counts lie
+  // across the bits of as many words as a count has bits.
   __device__ __forceinline__ void count_fires() const {
-    constexpr int kRows = kBlockRows / kKeepCtas, kBits = 6;
-    static_assert(kRows < 1 << kBits);
+    constexpr int kRows = kBlockRows / kKeepCtas, kBits = 6, kAhead = 8;
+    static_assert(kRows < 1 << kBits && kRows <= kKeepThreads);
+    int* const rows = reinterpret_cast<int*>(values);  // whose masks are read, or -1
+    if (const int i = threadIdx.x; i < kRows) {
+      const int row = f.order[block * kBlockRows + kKeepCtas * i + rank];
+      rows[i] = row < f.rows && f.finite[row] && (counted == nullptr || counted[row] != 0) ? row : -1;
+    }
+    __syncthreads();
     for (int word = threadIdx.x; word < words; word += kKeepThreads) {
       uint32_t planes[kBits] = {};
-      for (int i = 0; i < kRows; ++i) {
-        const int row = f.order[block * kBlockRows + kKeepCtas * i + rank];
-        if (row >= f.rows || !f.finite[row] || (counted != nullptr && counted[row] == 0)) continue;
-        uint32_t carry = f.masks[static_cast<int64_t>(row) * words + word];
+      for (int first = 0; first < kRows; first += kAhead) {
+        uint32_t carries[kAhead];
 #pragma unroll
-        for (uint32_t& plane : planes) {
-          const uint32_t both = plane & carry;
-          plane ^= carry, carry = both;
+        for (int i = 0; i < kAhead; ++i) {
+          const int row = rows[first + i];
+          carries[i] = row < 0 ? 0 : f.masks[static_cast<int64_t>(row) * words + word];
         }
+#pragma unroll
+        for (uint32_t carry : carries)
+#pragma unroll
+          for (uint32_t& plane : planes) {
+            const uint32_t both = plane & carry;
+            plane ^= carry, carry = both;
+          }
       }
       for (int bit = 0; bit < 32 && 32 * word + bit < f.d_ff; ++bit) {
         int many = 0;
