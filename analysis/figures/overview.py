@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from twell.analysis.activity.layers import by_layer
 from twell.analysis.activity.positions import position_blocks
 from twell.analysis.figures.labels import number, percent, times, whole
 from twell.analysis.figures.style import (
+    AMBER,
     BLUE,
     DOTTED,
     GREY,
@@ -26,6 +28,7 @@ from twell.analysis.figures.style import (
     panel_title,
     spans,
 )
+from twell.analysis.speed.potential import layer_potential
 from twell.analysis.speed.speedup import speedup
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -38,7 +41,8 @@ def layer_rows(run: Run) -> pd.DataFrame:
     """Return one row a layer with everything that the figure draws.
 
     Columns: layer; "nnz from position P" (mean nnz from position P to the next block's); mean, p10, p90 (of a token's
-    nnz); dead_share; speedup (dense time / sparse time of the FFN), if a kernel other than the reference was timed.
+    nnz); dead_share; speedup (dense time / sparse time of the FFN), if a kernel other than the reference was timed, and
+    left_ms (what the layer could still gain, of one batch), if it can be told.
     """
     blocks = position_blocks(run, blocks=BLOCKS)
     table = blocks.pivot(index="layer", columns="position_from", values="mean")
@@ -46,16 +50,20 @@ def layer_rows(run: Run) -> pd.DataFrame:
     table = table.join(by_layer(run).set_index("layer")[["mean", "p10", "p90", "dead_share"]])
     timed = comparable_speedup(run)
     if timed is not None:
-        table = table.join(timed.set_index("layer")["speedup"])
+        table = table.join(timed.set_index("layer")[["speedup", *(["left_ms"] if "left_ms" in timed else [])]])
     return table.reset_index()
 
 
 def comparable_speedup(run: Run) -> pd.DataFrame | None:
-    """Return `analysis.speedup`; None if nothing was timed, or only the reference kernel."""
+    """Return `analysis.speedup`, with left_ms of `layer_potential` if that is known; None if nothing was timed, or only
+    the reference kernel."""
     try:
         table = speedup(run)
     except Missing:
         return None
+    with suppress(Missing):
+        left = layer_potential(run).set_index("layer")["left_ms"]
+        table = table.assign(left_ms=left.reindex(table["layer"]).to_numpy())
     return table if table.attrs["comparable"] else None
 
 
@@ -65,7 +73,8 @@ def layer_by_layer(blocks: pd.DataFrame, layers: pd.DataFrame, speedup: pd.DataF
     Args:
         blocks: the rows of `analysis.position_blocks`, drawn as a heat map.
         layers: the rows of `analysis.by_layer`.
-        speedup: the rows of `analysis.speedup`, or None.
+        speedup: the rows of `comparable_speedup`, or None. The bar of the layer with most to gain is amber, as it is
+            one of the shortest: a long one is a gain that was made.
     """
     rows = [int(layer) for layer in layers["layer"]]
     labelled = len(rows) <= MAX_LABELLED
@@ -78,7 +87,10 @@ def layer_by_layer(blocks: pd.DataFrame, layers: pd.DataFrame, speedup: pd.DataF
             ("never fired", 0.12, lambda column: _add_bars(figure, layers, "dead_share", percent, GREY, column))
         )
     if speedup is not None and len(speedup):
-        panels.append(("FFN speedup", 0.12, lambda column: _add_bars(figure, speedup, "speedup", times, BLUE, column)))
+        colors = _speed_colors(speedup)
+        panels.append(
+            ("FFN speedup", 0.12, lambda column: _add_bars(figure, speedup, "speedup", times, colors, column))
+        )
     widths = [width for _, width, _ in panels]
     figure = make_subplots(rows=1, cols=len(panels), shared_yaxes=True, column_widths=widths, horizontal_spacing=0.022)
     for column, (_, _, add_panel) in enumerate(panels, start=1):
@@ -183,8 +195,21 @@ def _add_quantiles(figure: go.Figure, layers: pd.DataFrame, column: int) -> None
     )
 
 
+def _speed_colors(speedup: pd.DataFrame) -> str | list[str]:
+    """Return the color of the bars of speedup, or of each where the layer with most to gain is known."""
+    if "left_ms" not in speedup or not speedup["left_ms"].gt(0).any():
+        return BLUE
+    most = speedup["left_ms"].idxmax()
+    return [AMBER if index == most else BLUE for index in speedup.index]
+
+
 def _add_bars(
-    figure: go.Figure, frame: pd.DataFrame, name: str, form: Callable[[float], str], color: str, column: int
+    figure: go.Figure,
+    frame: pd.DataFrame,
+    name: str,
+    form: Callable[[float], str],
+    color: str | list[str],
+    column: int,
 ) -> None:
     """Add a bar a layer to panel `column`: the values of `frame[name]`, written as `form` returns them."""
     lengths = frame[name].fillna(0).to_numpy(float)

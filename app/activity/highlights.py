@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 import pandas as pd
 
 from twell import analysis
 from twell.analysis.figures.tokens import MIN_COUNT
-from twell.analysis.speed.potential import most_to_gain
 from twell.app.activity.layer_data import CORRELATION
-from twell.app.ui.formatting import SPACE, fixed, number, percent, plural, times, token_html, typeset, visible, whole
+from twell.app.ui.formatting import SPACE, fixed, number, percent, plural, times, token_html, visible, whole
 from twell.app.ui.query import fetch
 from twell.app.ui.url_state import link
 from twell.workbench.errors import Missing
@@ -132,7 +130,7 @@ def _surprisal(run: Run) -> str:
 
 
 def _kernels(run: Run) -> str:
-    """Return the layer with most to gain, and those with the smallest and the largest speedup."""
+    """Return the layers with the smallest and the largest speedup."""
     frame = fetch(run, analysis.speedup)
     if (frame["kernel"] == "reference").all():
         return "The timed kernel is the reference, which is not meant to be fast: no speedup is claimed from it."
@@ -142,14 +140,11 @@ def _kernels(run: Run) -> str:
             f"Layer {best['layer']:.0f} alone was timed: sparse ran {times(best['speedup'])} as fast as dense, at a "
             f"mean nnz of {number(best['nnz_mean'])} in the timed batches."
         )
-    ends = (
+    return (
         f"FFN speedup is smallest in layer {worst['layer']:.0f}: {times(worst['speedup'])}, at a mean nnz of "
         f"{number(worst['nnz_mean'])} in the timed batches; largest in layer {best['layer']:.0f}: "
         f"{times(best['speedup'])}, at {number(best['nnz_mean'])}."
     )
-    with suppress(Missing):
-        return f"{html.escape(typeset(most_to_gain(fetch(run, analysis.layer_potential))))} {ends}"
-    return ends
 
 
 def _verified(run: Run) -> str:

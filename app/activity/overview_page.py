@@ -16,9 +16,11 @@ from twell.analysis.figures.speed.bench_beside import beside_capture
 from twell.analysis.figures.style import GREY
 from twell.analysis.memo import built_once
 from twell.analysis.speed.ffn_speedup import conditions
+from twell.analysis.speed.potential import most_to_gain
 from twell.app.activity.highlights import PICTURES, highlights
 from twell.app.jobs.dead_weights import why_dead
 from twell.app.jobs.live_view import follow
+from twell.app.jobs.own_text import own_text_link
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, pass_spread, percent, plural, rare, times, typeset, whole
 from twell.app.ui.query import fetch, query
@@ -35,7 +37,7 @@ def draw_headline(run: Run) -> None:
     if tokens is None:
         st.info(widgets.escape_markdown(numbers["missing"]["tokens"]))
         return
-    st.html(f'<p class="tw-lead">{html.escape(typeset(introduction(run, numbers)))}</p>')
+    st.html(f'<p class="tw-lead">{html.escape(typeset(introduction(run, numbers)))} {own_text_link(run)}</p>')
     loss = f"over {plural(numbers['loss_tokens'], 'prediction')}" if numbers["loss_tokens"] else "not recorded"
     values = (
         ("Sparsity", percent(numbers["sparsity"]), f"1 − nnz / d_ff, mean of {plural(run.layers, 'layer')}"),
@@ -99,6 +101,14 @@ def draw_layers(run: Run) -> None:
         "bar for the page that says more."
     )
     widgets.heading("Layer by layer", caption, query(run, layer_rows))
+    with suppress(Missing):
+        table = fetch(run, analysis.layer_potential)
+        if table.attrs["comparable"]:
+            sentence = html.escape(typeset(most_to_gain(table)))
+            st.html(
+                f'<p class="tw-said">Long bars of speedup are gains already made. {sentence} Its bar is amber. '
+                f'<a class="plain" href="{link("kernels")}">Each layer →</a></p>'
+            )
     alt = "By layer: mean nnz by position, nnz of a token, neurons that never fired, FFN speedup"
     figure = built_once(widgets.with_links, layer_by_layer, blocks, by_layer, speedup)
     event = widgets.draw(figure, "layer-by-layer", alt, wide=True, on_select=sync_url, selection_mode="points")

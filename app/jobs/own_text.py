@@ -14,18 +14,31 @@ from twell.app.jobs.worker import save_reading
 from twell.app.ui import widgets
 from twell.app.ui.formatting import whole
 from twell.app.ui.run_catalog import runs_folder
-from twell.app.ui.url_state import open_page, parameter, sync_url
+from twell.app.ui.url_state import link, open_page, parameter, sync_url
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
 
 LONGEST = 20_000  # characters of own text
 MOST_GENERATED = 256  # tokens
-FROM_LINE = ("own", "sequence", "position", "from")  # parameters of the address that a new text replaces
+FROM_LINE = ("own", "sequence", "position", "from", "write")  # parameters of the address that a new text replaces
+OFFERED = "own-offered"  # in the session: whether a page has just drawn `own_text_link`
+
+
+def own_text_link(run: Run) -> str:
+    """Return a link to page Text with the field for the user's own text open, as HTML; empty if the model is not at
+    hand."""
+    if model_request(run) is None:
+        return ""
+    st.session_state[OFFERED] = True
+    return f'<a class="tw-chip" href="{link("text", write=1)}">Try your own text →</a>'
 
 
 def own_text_button(run: Run) -> None:
     """Draw the button under which the user writes a text, which the run's model then reads."""
-    with st.popover("Your own text", key=f"own-{st.session_state.get('own_texts', 0)}", on_change=sync_url) as popover:
+    key = f"own-{st.session_state.get('own_texts', 0)}"
+    if parameter("write") and st.session_state.pop(OFFERED, False):
+        st.session_state[key] = True  # once, as it may be closed again
+    with st.popover("Your own text", key=key, on_change=sync_url) as popover:
         request = model_request(run)
         if request is None:
             note_model_missing()

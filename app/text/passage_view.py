@@ -20,7 +20,8 @@ from twell.workbench.run.schema import DECODE, FLAG_FIRST, FLAG_NOT_FINITE, FLAG
 MIN_OPACITY, MAX_OPACITY = 0.02, 0.72  # of the ends of the scale
 BAR_LENGTH = 16  # strokes in a full bar
 BARS = ["━" * (halves // 2) + "╸" * (halves % 2) for halves in range(2 * BAR_LENGTH + 1)]
-UNMARKED = "Choose a token for the neurons\nthat it fires. Point at it for\nits nnz in each layer."
+UNMARKED = "Choose a token for {}.\n"
+FULLEST = "The one that fires most here:\n\n"
 REASONS = {FLAG_SPECIAL: "special", FLAG_FIRST: "first in sequence", FLAG_NOT_FINITE: "not finite"}  # by flag
 
 
@@ -87,7 +88,7 @@ def passage_html(
 ) -> str:
     """Return the passage as HTML, with a pane beside it for the tooltips.
 
-    While no token is pointed at, the pane shows the marked token, or else what it is for.
+    While no token is pointed at, the pane shows the marked token, or else the one that fires most.
 
     Args:
         rows: the rows of `passage` that are drawn, n tokens.
@@ -101,19 +102,28 @@ def passage_html(
         marked: the position of a token to mark, or None.
         parameters: query parameters with which each token links to itself in the passage; None: it links to its page.
     """
-    spans, default_tooltip = [], UNMARKED
+    shown = next((index for index, position in enumerate(rows["position"]) if position == marked), None)
+    said = "" if shown is not None else UNMARKED.format("its page" if parameters is None else "its neurons")
+    in_pane = fullest(rows) if shown is None else shown
+    spans, pane = [], html.escape(said)
     for index, row in enumerate(rows.to_dict("records")):
         text = tooltip(row, names[index], neuron_lines[index], float(percentiles[index]), full_bars)
-        is_marked = marked is not None and row["position"] == marked
-        if is_marked:
-            default_tooltip = text
-        spans.append(_token(row, texts[index], text, float(shares[index]), is_marked, run, parameters))
-    height = 1.2 * (len(full_bars) + 7 + any(neuron_lines))  # of the pane, in rem; fixed, so that nothing moves
+        if index == in_pane:
+            pane += html.escape(text) if not said else f"<span>{FULLEST}{html.escape(text)}</span>"
+        spans.append(_token(row, texts[index], text, float(shares[index]), index == shown, run, parameters))
+    lines = len(full_bars) + 7 + any(neuron_lines) + 3 * bool(said)
+    height = 1.2 * lines  # of the pane, in rem; fixed, so that nothing moves
     return (
         f'<div class="tw-text" style="--pane: {height:.1f}rem">'
         f'<div class="tw-passage" tabindex="0">{"".join(spans)}</div>'
-        f'<pre class="tw-pane">{html.escape(default_tooltip)}</pre></div>'
+        f'<pre class="tw-pane">{pane}</pre></div>'
     )
+
+
+def fullest(rows: pd.DataFrame) -> int:
+    """Return the index of the row of `passage` with the greatest nnz, of the counted tokens if there are any."""
+    nnz = rows["nnz"].to_numpy(float)
+    return int(np.where((rows["flags"] == 0).to_numpy() | (rows["flags"] > 0).all(), nnz, -1).argmax())
 
 
 def _token(

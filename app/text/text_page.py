@@ -17,9 +17,9 @@ from twell.app.text.choices import PassageChoice, chosen
 from twell.app.text.passage_view import full_bar_counts, highest_html, legend, passage_html
 from twell.app.text.search_view import name_of
 from twell.app.text.silenced_view import draw_what_if
-from twell.app.text.token_view import NEURONS, MarkedToken, draw_token
+from twell.app.text.token_view import MarkedToken, draw_token, draw_way_to_neurons
 from twell.app.ui import widgets
-from twell.app.ui.formatting import number, plural, token_html, whole
+from twell.app.ui.formatting import number, plural, whole
 from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.run_catalog import find_runs
 from twell.app.ui.url_state import current_run, parameter, run_name, whole_number
@@ -93,8 +93,9 @@ def draw_passage(sequences: pd.DataFrame, choice: PassageChoice, anew: Run | Non
     st.html(legend(scale))
     names = passage.token_texts(vocabulary.reindex(rows["token_id"]))
     seen = marked if marked is not None and begin <= marked < end else None
-    if seen is not None and can_name:
-        draw_way_to_neurons(rows.iloc[seen - begin], names[seen - begin])
+    if can_name:
+        to_itself = {"sequence": sequence, **choice.parameters}
+        draw_way_to_neurons(rows, names, None if seen is None else seen - begin, to_itself)
     values = rows["shade"].to_numpy(float)
     if "/" in shade and not (values > 0).any():
         note_unshaded(choice, anew)
@@ -119,18 +120,6 @@ def draw_passage(sequences: pd.DataFrame, choice: PassageChoice, anew: Run | Non
     if seen is not None:
         with widgets.show_errors():
             draw_neurons(choice, rows, seen, names[seen - begin], anew)
-
-
-def draw_way_to_neurons(row: pd.Series, name: str) -> None:
-    """Draw how many neurons the marked token fires, and a link to them, which stand below the passage.
-
-    row: the token's row of `passage`; name: the token by itself
-    """
-    position, count = int(row["position"]), plural(int(row["nnz"]), "neuron")
-    st.html(
-        f'<p class="tw-said">{token_html(name)} at position {position} fires {count}: '
-        f'<a class="plain tw-chip" href="#{NEURONS}">which ones ↓</a></p>'
-    )
 
 
 def draw_heading(

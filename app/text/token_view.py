@@ -18,7 +18,7 @@ import streamlit as st
 from twell.analysis.neurons.at_token import ORDERS, along, beside, first_of_layers, neurons_at, ordered
 from twell.analysis.neurons.logit_lens import promoted
 from twell.app.jobs.runner import model_of
-from twell.app.text.passage_view import opacity
+from twell.app.text.passage_view import fullest, opacity
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, percent, plural, token_html, visible
 from twell.app.ui.query import fetch, query
@@ -56,6 +56,30 @@ class MarkedToken:
     end: int
     parameters: dict[str, str]
     action: str
+
+
+def draw_way_to_neurons(
+    rows: pd.DataFrame, names: list[str], marked: int | None, parameters: dict[str, object]
+) -> None:
+    """Draw how many neurons the marked token fires, and a link to them, which stand below the passage; without one, of
+    the token that fires most, a link that marks it.
+
+    Args:
+        rows: the rows of the passage that are drawn.
+        names: each token by itself.
+        marked: the index of the marked row, or None.
+        parameters: query parameters with which a token links to itself in the passage.
+    """
+    index = fullest(rows) if marked is None else marked
+    position, count = int(rows["position"].iloc[index]), plural(int(rows["nnz"].iloc[index]), "neuron")
+    to = "which ones ↓", f"#{NEURONS}"
+    if marked is None:
+        to = "which ones →", link("text", **{**parameters, "position": position})
+    most = "" if marked is not None else ", the most here"
+    st.html(
+        f'<p class="tw-said">{token_html(names[index])} at position {position} fires {count}{most}: '
+        f'<a class="plain tw-chip" href="{to[1]}">{to[0]}</a></p>'
+    )
 
 
 def draw_token(token: MarkedToken, reference: Run, scale_name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from contextlib import suppress
 from urllib.parse import urlencode
 
 import pandas as pd
@@ -16,13 +17,14 @@ from twell.app.tokens.fired_data import fired_by_token, token_places
 from twell.app.tokens.fired_view import draw_fired
 from twell.app.tokens.token_data import ALL_TOKENS, address_filters
 from twell.app.tokens.token_neurons import neurons_of
-from twell.app.tokens.token_rows import draw_its_neurons, draw_neurons, titled_row
+from twell.app.tokens.token_rows import draw_its_neurons, draw_neurons, say_mostly_layer, titled_row
 from twell.app.tokens.word_view import draw_word
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, visible, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.questions import noted, say_left_out
 from twell.app.ui.url_state import current_run, parameter, run_name, whole_number
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 OCCURRENCES = 50  # shown at most
@@ -129,6 +131,8 @@ def draw_page(run: Run) -> None:
     if row is None or token is None:
         return
     draw_numbers(run, row)
+    with suppress(Missing):  # which the figure over the layers names
+        say_mostly_layer(run, "token", fetch(run, analysis.token_profile, token_id=token).set_index("layer")["mean"])
     top = st.container()
     left, right = widgets.pair("pair")
     lacking: dict[str, list[str]] = {}

@@ -13,19 +13,21 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from twell import analysis
 from twell.analysis.statistics import t_half
 from twell.analysis.tokens.contexts import one_place_each
 from twell.analysis.tokens.text_search import first_places
 from twell.app.jobs.asking import names_neurons
 from twell.app.tokens.token_neurons import neurons_caption, neurons_html
 from twell.app.ui import widgets
-from twell.app.ui.formatting import fixed, number, running, token_html, typeset, visible, whole
+from twell.app.ui.formatting import fixed, number, percent, running, token_html, typeset, visible, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import link
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 SHOWN = 30  # rows
+MOST = 0.5  # of a token's firings: the share from which one layer makes most of them
 
 
 def titled_row(frame: pd.DataFrame, column: str, value: int | str | None, label: str) -> pd.Series | None:
@@ -137,6 +139,21 @@ def _snippet(place: pd.Series | None) -> str:
         f"<mark>{html.escape(visible(token))}</mark>"
         f'<span class="after">{html.escape(running(after[:60]))}</span></span>'
     )
+
+
+def say_mostly_layer(run: Run, noun: str, nnz: pd.Series) -> None:
+    """Draw which layer makes most of the firings of a token or a word; nothing where none makes half of them.
+
+    noun: which of them; nnz: its mean nnz in each layer, by the layer
+    """
+    share = nnz / nnz.sum()
+    if len(nnz) > 1 and share.max() > MOST:
+        layer = share.idxmax()
+        every = fetch(run, analysis.by_layer).set_index("layer")["share"]
+        st.html(
+            f'<p class="tw-said">Mostly layer {layer}: it makes {percent(share[layer])} of what this {noun} fires, '
+            f"and {percent(every[layer])} of all firings of the run.</p>"
+        )
 
 
 def draw_neurons(run: Run, noun: str, find: Callable[..., pd.DataFrame], **of: Any) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from twell import analysis
 from twell.analysis.figures import plots
 from twell.analysis.figures.tokens import (
     END_ROWS,
@@ -20,23 +19,18 @@ from twell.analysis.figures.tokens import (
 )
 from twell.analysis.memo import built_once
 from twell.app.tokens.token_data import CLASSES, COVARIATES, IDENTITY, RANKING, WORDS, address_filters, ends_of_words
+from twell.app.tokens.token_order import mostly_one_layer, which_order, who_decides
 from twell.app.tokens.token_rows import SHOWN, rows_html
 from twell.app.tokens.token_tables import RANKS, draw_token_table, draw_word_table, go_to
 from twell.app.ui import widgets
-from twell.app.ui.formatting import matching, percent, plural, whole
-from twell.app.ui.query import QueryResult, fetch, query
+from twell.app.ui.formatting import matching, plural, whole
+from twell.app.ui.query import QueryResult, query
 from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run, sync_url, url_param, whole_number
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 MAX_MIN_COUNT = 1_000_000
-ORDERS = {  # what each order is, in words
-    "mean": "neurons a layer, the mean over layers and over all places of a {}",
-    "shrunk": "z, in which every layer counts alike, drawn towards the mean of all tokens",
-    "z": "z, in which every layer counts alike",
-    "z_position": "z, in which every layer counts alike, against similar positions",
-}
 VIEWS = {"words": "Whole words", "tokens": "Tokens", "classes": "Classes"}
 WORD_RANKS = {name: RANKS[name] for name in ("mean", "z")}
 SIDES = {"most": "Most first", "fewest": "Fewest first"}
@@ -64,7 +58,6 @@ MEANING = {  # of the dots and their intervals
     "z": "Mean z over layers with 95 % intervals, clustered by document; of few, none narrower than is usual.",
     "z_position": "Mean z over layers, compared with similar positions, with 95 % intervals as those of z.",
 }
-DOMINANT = 0.3  # share of the model's nnz from which one layer decides an order by neurons fired
 CUT = "An interval that goes far beyond all dots is cut."
 
 
@@ -145,46 +138,13 @@ def draw_rows(run: Run, result: QueryResult, rank: str, noun: str) -> None:
     st.html(rows_html(run, shown, rank, address_filters()))
 
 
-def which_order(noun: str, rank: str, min_count: int, by_place: bool) -> str:
-    """Return in two sentences what orders the rows, and where the other orders are, whose first rows differ.
-
-    Args:
-        noun: what a row is: token, word.
-        rank: the column that orders them.
-        min_count: how often a row has to occur.
-        by_place: whether page Text orders the places of this run.
-    """
-    others = "by z, in which every layer counts alike" if rank == "mean" else "by neurons a layer"
-    places = "; single places, on page Text" if by_place else ""
-    return (
-        f"Ordered by {ORDERS[rank].format(noun)}, of {noun}s seen at least {plural(min_count, 'time')}. Other orders "
-        f"have other leaders: {others}; {'single tokens' if noun == 'word' else 'whole words'}{places}."
-    )
-
-
-def who_decides(run: Run, rank: str) -> str:
-    """Return in a sentence, with a space after it, why an order by z is another one; empty where no layer is far above
-    the others, or the rows are ordered by z themselves.
-
-    rank: the column that orders the rows
-    """
-    layers = fetch(run, analysis.by_layer)
-    top = layers.loc[layers["share"].idxmax()]
-    if rank != "mean" or len(layers) < 3 or top["share"] < DOMINANT:
-        return ""
-    return (
-        f"Another order than above: there layer {top['layer']:.0f} decides, which has {percent(top['share'])} of all "
-        "firings; here every layer has the same weight. "
-    )
-
-
 def draw_words(run: Run, filters: Filters) -> None:
     """Draw the rows, the ranking and the table of whole words, which may be several tokens long."""
     min_count, search, rank = filters.min_count, filters.search, filters.rank
     words = query(run, WORDS.where(min_count=min_count))
     words = words.then(matching, "word", search) if search else words
     by_z = words
-    widgets.note(which_order("word", rank, min_count, run.has("activity")))
+    widgets.note(mostly_one_layer(run, rank, "word") + which_order("word", rank, min_count, run.has("activity")))
     words = words.then(most_first, rank) if rank != "z" else words
     frame = words.frame
     if frame.empty:
@@ -221,7 +181,7 @@ def draw_tokens(run: Run, filters: Filters) -> None:
     tokens = tokens.then(matching, "text", search) if search else tokens
     by_z = tokens
     tokens = tokens.then(most_first, rank) if rank == "mean" else tokens
-    widgets.note(which_order("token", rank, min_count, run.has("activity")))
+    widgets.note(mostly_one_layer(run, rank, "token") + which_order("token", rank, min_count, run.has("activity")))
     try:
         frame = tokens.frame
     except Missing as reason:  # a short text, in which no token occurs so often

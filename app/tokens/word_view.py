@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from contextlib import suppress
 
 import pandas as pd
 import streamlit as st
@@ -14,7 +15,7 @@ from twell.analysis.tokens.text_search import around_word, places_of
 from twell.app.tokens.fired_data import fired_by_word
 from twell.app.tokens.fired_view import draw_fired
 from twell.app.tokens.token_data import ALL_TOKENS
-from twell.app.tokens.token_rows import draw_its_neurons, draw_neurons, titled_row
+from twell.app.tokens.token_rows import draw_its_neurons, draw_neurons, say_mostly_layer, titled_row
 from twell.app.tokens.word_data import with_nnz, word_layers, word_neurons, word_tokens
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole
@@ -52,6 +53,8 @@ def draw_word(run: Run, word: str) -> None:
     lacking: dict[str, list[str]] = {}
     with widgets.show_errors(), noted("its tokens, its neurons, and where it stands in the text", lacking):
         run.files("activity")  # raises Missing, with the reason
+        with suppress(Missing):  # where no token of it is counted
+            say_mostly_layer(run, "word", fetch(run, word_layers, word=word).set_index("layer")["nnz"])
         draw_tokens(run, word)
         left, right = widgets.pair("pair")
         with left, widgets.show_errors():

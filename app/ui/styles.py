@@ -34,7 +34,8 @@ CSS = """<style>
   /* the pane stands below, as tall as its text; under the pointer a token's own covers what comes after it */
   .tw-text { padding-right: 0; min-height: 0; }
   .tw-text .tw-pane { position: static; width: auto; height: auto; padding: .5rem 0 0 .3rem; border: 0; }
-  .tw-passage a.t::after { top: calc(100% - 4.4rem); z-index: 5; left: 0; width: 100%; padding: .5rem 0 0 .3rem;
+  .tw-text .tw-pane span { display: none; }
+  .tw-passage a.t::after { top: calc(100% - 2rem); z-index: 5; left: 0; width: 100%; padding: .5rem 0 0 .3rem;
     border: 0; border-bottom: 1px solid rgba(139,149,161,.35); background: light-dark(#ffffff, #101418); }
   .tw-text:has(.here) .tw-passage a.t::after { top: calc(100% - var(--pane)); }
 }

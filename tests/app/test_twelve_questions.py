@@ -148,6 +148,7 @@ def what_it_buys(visit: Visit) -> None:
         visit.sees("has most to gain")
     with visit.asks("what does sparsity buy here", on_front_page=True):
         visit.sees("FFN speedup")
+        visit.sees("has most to gain")  # which the longest bar has not
     with visit.asks("does the paper's claim hold"):
         visit.to("Findings")
         visit.sees("The paper's claim as a whole, that a little L1 in training")
@@ -163,15 +164,16 @@ def what_else(visit: Visit) -> None:
     with visit.asks("what changed between two runs"):
         visit.to("Compare")
         visit.sees("Different: ")
-        table = page.locator(".tw-changes").bounding_box()
-        assert table["y"] + table["height"] < 900, "on the first view"
+        row = page.locator(".tw-changes > div").nth(3).bounding_box()
+        assert row["y"] + row["height"] < 900, "what changed most is on the first view"
         visit.sees("Layer by layer")
-    with visit.asks("what about my text"):
-        visit.to("Text")
-        visit.click(page.get_by_role("button", name=re.compile("own text", re.IGNORECASE)))
+    with visit.asks("what about my text", on_front_page=visit.has_model):
         if visit.has_model:
+            visit.click(page.get_by_role("link", name="Try your own text"))
             page.wait_for_selector("textarea")
         else:
+            visit.to("Text")
+            visit.click(page.get_by_role("button", name=re.compile("own text", re.IGNORECASE)))
             page.get_by_text(NOT_HERE).first.wait_for()
     page.keyboard.press("Escape")
     page.get_by_test_id("stDialog").wait_for(state="detached")

@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
-from support.page_elements import markup
+from support.page_elements import figure, markup
 
 from twell.analysis import layer_potential, speedup
 from twell.analysis.figures.speed.potential import MOST, bars, gains
+from twell.analysis.figures.style import AMBER
 from twell.analysis.speed.potential import worth_speeding_up
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -87,7 +88,11 @@ def test_the_whole_pass_stands_beside_the_ffn_speedup(show: Callable[..., AppTes
     assert not kernels.exception
     said = " ".join(element.value for element in kernels.markdown).replace("\u202f", " ")
     assert "; the whole pass 1.67 × (2 batches, too few for an interval; more text, captured with --tim" in said
-    overview = markup(show(timed.path.parent, run="timed")).replace("\u202f", " ")
+    page = show(timed.path.parent, run="timed")
+    overview = markup(page).replace("\u202f", " ")
     assert "a whole pass 1.67 × as fast, in 2 timed batches: more text, captured with --timings-share 1, te" in overview
     assert "The whole pass 1.67 × (2 batches, too few for an interval; more text, captured with --t" in overview
-    assert "Layer 3 has most to gain" in overview
+    said = "Long bars of speedup are gains already made. Layer 3 has most to gain: 0.38 ms"
+    assert overview.index("Layer by layer") < overview.index(said) < overview.index("Worth a look")
+    *_, speeds = [trace for trace in figure(page, "layer-by-layer")["data"] if trace.get("orientation") == "h"]
+    assert [layer for layer, color in enumerate(speeds["marker"]["color"]) if color == AMBER] == [3]

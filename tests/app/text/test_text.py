@@ -106,6 +106,19 @@ def test_nothing_of_a_token_is_interpreted(show: Show, runs: Path, made_run: Run
         assert not re.search(r"<(script|img)|</div><b", body)
 
 
+def test_before_a_choice_the_token_that_fires_most_stands_there(show: Show, runs: Path, made_run: Run) -> None:
+    rows = passage(made_run, 3)
+    most = rows[rows["flags"] == 0]["nnz"].idxmax()
+    body = markup(show(runs, "text", run="made", sequence="3"))
+    assert f"at position {most} fires {whole(rows['nnz'][most])} neurons, the most here" in body
+    assert f'tw-chip" href="text?run=made&amp;sequence=3&amp;position={most}">which ones' in body
+    pane = body.split('class="tw-pane">')[1].split("</pre>")[0]
+    assert pane.startswith("Choose a token for its neurons.") and f"\nposition {most}\n" in pane
+    marked = markup(show(runs, "text", run="made", sequence="3", position="5"))
+    assert "the most here" not in marked and marked.split('class="tw-pane">')[1].split("\n")[1] == "position 5"
+    assert "Choose a token for its page." in markup(show(runs, "text", run="oracle", sequence="3"))
+
+
 def test_the_address_names_sequence_place_and_shade(show: Show, runs: Path) -> None:
     test = show(runs, "text", run="made", sequence="7", position="20", shade="L1")
     assert markup(test).count('class="t here') == 1

@@ -1,0 +1,71 @@
+"""What orders the rows of page Tokens, in words, and which layer decides it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from twell import analysis
+from twell.app.ui.formatting import percent, plural
+from twell.app.ui.query import fetch
+from twell.workbench.run.store import Run
+
+ORDERS = {  # what each order is, in words
+    "mean": "neurons a layer, the mean over layers and over all places of a {}",
+    "shrunk": "z, in which every layer counts alike, drawn towards the mean of all tokens",
+    "z": "z, in which every layer counts alike",
+    "z_position": "z, in which every layer counts alike, against similar positions",
+}
+DOMINANT = 0.3  # share of the model's nnz from which one layer decides an order by neurons fired
+
+
+def which_order(noun: str, rank: str, min_count: int, by_place: bool) -> str:
+    """Return in two sentences what orders the rows, and where the other orders are, whose first rows differ.
+
+    Args:
+        noun: what a row is: token, word.
+        rank: the column that orders them.
+        min_count: how often a row has to occur.
+        by_place: whether page Text orders the places of this run.
+    """
+    others = "by z, in which every layer counts alike" if rank == "mean" else "by neurons a layer"
+    places = "; single places, on page Text" if by_place else ""
+    return (
+        f"Ordered by {ORDERS[rank].format(noun)}, of {noun}s seen at least {plural(min_count, 'time')}. Other orders "
+        f"have other leaders: {others}; {'single tokens' if noun == 'word' else 'whole words'}{places}."
+    )
+
+
+def decisive_layer(run: Run, rank: str) -> pd.Series | None:
+    """Return the row of `by_layer` of the layer that decides an order by neurons fired; None where no layer is far
+    above the others, or the rows are ordered by z.
+
+    rank: the column that orders the rows
+    """
+    layers = fetch(run, analysis.by_layer)
+    top = layers.loc[layers["share"].idxmax()]
+    return None if rank != "mean" or len(layers) < 3 or top["share"] < DOMINANT else top
+
+
+def mostly_one_layer(run: Run, rank: str, noun: str) -> str:
+    """Return in a sentence, with a space after it, which layer decides the order; empty where none does.
+
+    noun: what a row is: token, word
+    """
+    top = decisive_layer(run, rank)
+    if top is None:
+        return ""
+    return (
+        f"Mostly layer {top['layer']:.0f}: it makes {percent(top['share'])} of all firings of this run, and so decides "
+        f"which {noun} comes first. "
+    )
+
+
+def who_decides(run: Run, rank: str) -> str:
+    """Return in a sentence, with a space after it, why an order by z is another one; empty where no layer decides."""
+    top = decisive_layer(run, rank)
+    if top is None:
+        return ""
+    return (
+        f"Another order than above: there layer {top['layer']:.0f} decides, which has {percent(top['share'])} of all "
+        "firings; here every layer has the same weight. "
+    )
