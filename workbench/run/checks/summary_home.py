@@ -1,8 +1,9 @@
 """Tell where the summaries of a run lie: in its own folder, or in the user's cache.
 
-A run that ships with the package stays as it is: in a checkout git tracks its files, and an installed package may not
-be writable. If its summaries are of another revision than this package reads, those that are built anew go to the
-cache, and are found there by the next process. Cost: 10 µs.
+A run that ships with the package, that git tracks, or that cannot be written to stays as it is. If its summaries are of
+another revision than this package reads, those that are built anew go to the cache, and are found there by the next
+process. What git tracks is read from its index, as git itself would do what a hostile folder configures. Cost: 10 µs;
+once a run of such a revision, the time to read the index of a checkout.
 """
 
 from __future__ import annotations
@@ -24,23 +25,50 @@ def summary_home(run: Path, summary_only: bool) -> Path:
 
     summary_only: whether the run has no rows to build others from, so that there is nothing to write
     """
-    if summary_only or not _ships(run):
+    if summary_only:
         return run
     built = run / "summary" / f"v{SUMMARIES.version}" / BUILT
     try:
         state = os.stat(built)
-    except OSError:  # none yet: the run is being packed
-        return run
+    except OSError:  # none yet: the run is new, or being packed
+        return run if _is_writable(run) else _in_cache(run)
     if _revision(built, (state.st_mtime_ns, state.st_size)) == SUMMARIES.revision:
         return run
+    return _in_cache(run) if _ships(run) or _is_tracked(run) or not _is_writable(run) else run
+
+
+def _in_cache(run: Path) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twell" / "summaries"
     return cache / f"{run.name}-{sha256(os.path.realpath(run).encode()).hexdigest()[:12]}"
+
+
+def _is_writable(run: Path) -> bool:
+    """Return whether a summary may be written into a run, as far as the rights to its folders tell."""
+    summary = run / "summary"
+    return os.access(summary if summary.exists() else run, os.W_OK)
 
 
 @lru_cache(maxsize=256)
 def _ships(run: Path) -> bool:
     """Return whether a run stands in the package's own folder of data."""
     return Path(os.path.realpath(run)).is_relative_to(os.path.realpath(str(resources.files("twell.data"))))
+
+
+@lru_cache(maxsize=256)
+def _is_tracked(run: Path) -> bool:
+    """Return whether git tracks the manifest of a run, in the checkout that it lies in if there is one."""
+    manifest = Path(os.path.realpath(run)) / "run.json"
+    checkout = next((folder for folder in manifest.parents if (folder / ".git").exists()), None)
+    if checkout is None:
+        return False
+    git = checkout / ".git"
+    try:
+        if git.is_file():  # of a further working tree, and of a submodule
+            git = checkout / git.read_text(encoding="utf-8").partition("gitdir:")[2].strip()
+        index = (git / "index").read_bytes()
+    except (OSError, ValueError):
+        return False
+    return manifest.relative_to(checkout).as_posix().encode() + b"\0" in index
 
 
 @lru_cache(maxsize=64)
