@@ -128,13 +128,14 @@ __device__ __forceinline__ void bulk_store(void* global, const void* smem, uint3
 // one value.
 template <typename Value>
 __device__ __forceinline__ void bulk_add(void* global, const void* smem, uint32_t bytes) {
-  if constexpr (sizeof(Value) == 4)
+  if constexpr (sizeof(Value) == 4) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(smem_address(smem)), "r"(bytes)
                  : "memory");
-  else
+  } else {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.bf16 [%0], [%1], %2;" ::"l"(global), "r"(smem_address(smem)),
                  "r"(bytes)
                  : "memory");
+  }
 }
 
 __device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, const void* smem, int x, int y) {

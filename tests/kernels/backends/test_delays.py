@@ -54,6 +54,8 @@ def test_a_wait_stands_before_all_that_others_hear_of() -> None:
         instructions = " ".join(re.findall(r'"([^"]*)"', statement))
         assert not heard.search(instructions) or before.endswith("delay(); "), f"no wait: asm{statement[:200]}"
         before = statement
+    alone = re.search(r"(?:\)|\belse)\s*delay\(\);[^;]*", source)
+    assert alone is None, f"give it braces, so that the instruction stays with its wait: {alone and alone[0]}"
 
 
 def copy_to(folder: Path) -> tuple[Path, dict[str, str]]:
