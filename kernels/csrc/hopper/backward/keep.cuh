@@ -131,7 +131,8 @@ struct Keeping {
     for (int i = threadIdx.x; i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; i += kKeepThreads) {
       const int neuron = f.unions[list + i];
       if (rank == 0 && !k.repeats()) k.unions[list + i] = neuron;
-      if (i < size) atomicOr(&bits[neuron >> 5], 1u << (neuron & 31));
+      // of every neuron nobody reads them, and all threads of a warp would meet in one word
+      if (i < size && !keeper.all) atomicOr(&bits[neuron >> 5], 1u << (neuron & 31));
     }
     __syncthreads();
     if (warp == 0) count_before(bits, before, words, lane);
