@@ -10,7 +10,7 @@ repeated value by value: other launches, which return at once in every call that
 They go over groups of neurons for the weights' gradients and over blocks of rows for dx, PASSES of each at most, in the
 same arena. Each gradient is one sum in float32, whichever way it is made; same call, same bits.
 With AT_ONCE, and an arena that has room for du, dg and h of all neurons and rows, five products do it instead, unless
-a row is not finite.
+a row is not finite. The arena has that room from an eighth of d_ff on, and where next to nothing is to be kept.
 
 Sums of tiles that several multiprocessors share lie where results or panels are not yet or no longer: those of dx in
 the gradients of w_gate and w_up, those of weights where the panels were, or, of dense ones, in dx.
@@ -36,6 +36,7 @@ AT_ONCE = True  # whether what does not fit is computed at once where the arena 
 CTAS = 144  # among which a product's work is shared out, at most
 FORWARD_ROWS = 8192  # a multiple of hopper.WINDOW
 PASSES = 8  # most of each kind
+NOTHING = 8  # values a row, the least that `hopper_backward.room` gives, with which nothing is to be kept
 SMALL = 128 * 2**20  # bytes that an arena may have to need one pass
 ROOM = 2.0  # the share of the worst case that the arena has, by the root of the share of d_ff that is kept
 SHARES = (128,)  # of d_ff, besides those of `training.CAPACITY_SHARES`: as an arena is larger than what is kept
@@ -109,6 +110,9 @@ def _layout(
         before_blocks + -(-blocks // passes) * of_block,
         min(small, max(before_groups + panels * of_group, before_blocks + blocks * of_block)),
     )
+    matrices = 3 * n * d_ff * 2  # bytes of du, dg and h
+    if at_once and values <= NOTHING * n:
+        arena = max(arena, matrices)
     arena = -(-arena // gpu.ALIGNED) * gpu.ALIGNED
     groups = _each(panels, (arena - before_groups) // of_group, even=True)
     rows = _each(blocks, (arena - before_blocks) // of_block, even=False)
@@ -121,7 +125,7 @@ def _layout(
         arrived=(torch.int32, (2, CTAS)),
         arena=(torch.uint8, (arena,)),
     )
-    at_once = at_once and arena >= 3 * n * d_ff * 2  # bytes of matrices of du, dg and h
+    at_once = at_once and arena >= matrices
     sizes = (arena, groups, rows, int(in_gradients), int(in_dx), int(at_once))
     return WorkspaceLayout(regions.offsets, sizes, regions.nbytes)
 

@@ -65,11 +65,14 @@ def test_a_block_takes_less_than_two_fifths_of_a_gib(monkeypatch: pytest.MonkeyP
 
 def test_values_are_computed_at_once_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
-    for capacity in (44, 176, 704, 1408):
-        arena, *_, at_once = hopper_compact.backward_layout(ROWS, D_MODEL, D_FF, ROWS * capacity).sizes
+    for capacity in (1, 16, 44, 176, 704, 1408):
+        values = ROWS * hopper_backward.room(capacity, D_FF)
+        arena, *_, at_once = hopper_compact.backward_layout(ROWS, D_MODEL, D_FF, values).sizes
         found[capacity] = at_once
         assert not at_once or arena >= 3 * ROWS * D_FF * 2
-    assert found == {44: 0, 176: 0, 704: 1, 1408: 1}
+    assert found == {1: 1, 16: 0, 44: 0, 176: 0, 704: 1, 1408: 1}
+    monkeypatch.setattr(hopper_compact, "AT_ONCE", False)
+    assert hopper_compact.backward_layout(ROWS, D_MODEL, D_FF, ROWS * 8).sizes[0] < 3 * ROWS * D_FF * 2
 
 
 def test_sums_lie_apart_from_gradients_that_are_added_to() -> None:

@@ -7,9 +7,9 @@ ROWS: default 16 384, of 2048 × 5632 in bfloat16. For each mean nnz in NNZ, or 
 in µs, on a GPU that has nothing else to do; `peak`, memory beyond what was in use, in GiB. Whether the gradients of
 both ways are the same bits. Cost: a minute of one H200.
 
-`compact`: in the workspace of `hopper_compact`, by whole ops, with its own capacity; `overflow`: likewise, but with
-room for one value a row, so that all gradients are computed densely; `at once`: with an arena that has room for all
-values; how far their gradients are from those of `whole`.
+`compact`: in the workspace of `hopper_compact`, by whole ops, with the capacity of `capacity_for`, as a trainer calls
+it; `overflow`: likewise, but with room for one value a row, so that all gradients are computed densely, in passes; `at
+once`: each value once; how far their gradients are from those of `whole`.
 
 PATTERNS: recorded neurons that fire, as `twell bench --patterns` reads them; more rows repeat the first. An x that
 fires them by random weights is found by `fired_patterns.py`.
@@ -39,7 +39,6 @@ from twell.kernels.benchmark.training import dense_forward, step
 from twell.kernels.training import capacity_for, choose, train_gated_ffn
 
 D_MODEL, D_FF, NNZ, TURNS = 2048, 5632, (6.9, 18, 43, 69, 331, 2816), 20  # half of them: of random weights
-ROOM = hopper_compact.ROOM
 Step = Callable[[], list[Tensor]]
 
 
@@ -48,7 +47,6 @@ def sparse_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return y and l1. whole: by whole ops; compact, at_once: `hopper_compact`'s switches, until the next step"""
     whole_calls.ENABLED, hopper_compact.ENABLED, hopper_compact.AT_ONCE = whole, compact, at_once
-    hopper_compact.ROOM = 1e6 if at_once else ROOM
     out = train_gated_ffn(*tensors, kernel="hopper", capacity=capacity)  # type: ignore[arg-type]
     return out.y, out.l1
 
@@ -106,7 +104,7 @@ def report(nnz: float, given: list[Tensor]) -> None:
         "traced": partial(sparse_forward, False, False, False, capacity),
         "whole": partial(sparse_forward, True, False, False, capacity),
         "compact, traced": partial(sparse_forward, False, True, False, own),
-        "compact": partial(sparse_forward, True, True, False, own),
+        "compact": partial(sparse_forward, True, True, True, own),
         "overflow": partial(sparse_forward, True, True, False, 1),
         "at once": partial(sparse_forward, True, True, True, 1),
     }

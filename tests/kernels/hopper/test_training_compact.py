@@ -231,7 +231,8 @@ def test_two_streams(room: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("capacity", [44, 1])
 def test_a_block_at_full_size(monkeypatch: pytest.MonkeyPatch, capacity: int) -> None:
-    """16 384 rows of 2048 x 5632 at nnz 17: memory, and errors of both ways."""
+    """16 384 rows of 2048 x 5632 at nnz 17: memory, and errors of both ways, dense in passes."""
+    monkeypatch.setattr(hopper_compact, "AT_ONCE", False)
     monkeypatch.setattr(hopper_compact, "FORWARD_ROWS", 8192)
     ffn, x = synthetic_ffn("heavy", 16_384, 2048, 5632, nnz=17, dtype=torch.bfloat16, device="cuda")
     tensors = [t.detach().contiguous().requires_grad_() for t in (x, ffn.w_gate, ffn.w_up, ffn.w_down)]  # type: ignore[union-attr]
