@@ -32,13 +32,19 @@ CUDA = [source for source in SOURCES if source.path.endswith(".cu")]
 BINDINGS = [source for source in SOURCES if source.path.endswith(".cpp")]
 
 
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command in a thread. Its environment is a copy: pytest changes the process's own before each test, and a
+    start that reads it at that moment fails with "Bad address"."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ.copy())
+
+
 def compiled(nvcc: str, source: Source, out: Path, *how: str) -> tuple[bool, str]:
     """Return whether nvcc takes a source, and what it and the assembler say. how: options, of what to make in `out`"""
     command = [nvcc, *how, *build.compile_command(source, cuda=True), str(build.CSRC / source.path)]
     answer = build.cache_folder() / "checks" / f"{_digest(nvcc, command, build.CSRC / source.path)}.txt"
     if answer.exists():
         return True, answer.read_text(encoding="utf-8")
-    done = subprocess.run([*command, "-o", str(out)], capture_output=True, text=True, check=False)
+    done = run([*command, "-o", str(out)])
     if done.returncode == 0:  # an error is looked at again
         answer.parent.mkdir(parents=True, exist_ok=True)
         partial = answer.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
@@ -49,11 +55,11 @@ def compiled(nvcc: str, source: Source, out: Path, *how: str) -> tuple[bool, str
 
 def _digest(nvcc: str, command: list[str], source: Path) -> str:
     """Return a hash of what decides nvcc's answer: itself, the command, the source, every header, torch's version."""
-    version = subprocess.run([nvcc, "--version"], capture_output=True, check=True).stdout
+    version = run([nvcc, "--version"]).stdout
     words = " ".join(command)  # the same wherever the checkout and torch lie
     for folder in (build.CSRC, Path(torch.__file__).parent):
         words = words.replace(str(folder), "")
-    digest = hashlib.sha256(version + f"{words} {torch.__version__}".encode() + source.read_bytes())
+    digest = hashlib.sha256(f"{version}{words} {torch.__version__}".encode() + source.read_bytes())
     for header in sorted(path for end in ("h", "cuh") for path in build.CSRC.rglob(f"*.{end}")):
         digest.update(header.relative_to(build.CSRC).as_posix().encode() + header.read_bytes())
     return digest.hexdigest()[:32]
