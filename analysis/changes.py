@@ -22,6 +22,7 @@ from twell.workbench.run.store import Run
 
 # Of each speedup: its name in `overview`, and what the names of its interval's ends begin with there.
 SPEEDS = {"ffn_speedup": ("speedup", "speedup"), "pass_speedup": ("pass_speedup", "pass")}
+ALIKE = 1.1  # times the tokens, up to which two counts of dead neurons are compared
 COLUMNS = ("number", "value", "first", "difference", "low", "high", "ratio", "ratio_low", "ratio_high")
 
 
@@ -32,7 +33,8 @@ def headline_changes(runs: Sequence[Run]) -> pd.DataFrame:
     number (nnz_mean; firing_share, of a layer's neurons; dead_share; loss, in nats; ffn_speedup; pass_speedup); value,
     first (of the second and of the first run); difference, low, high; ratio, ratio_low, ratio_high (95 %; empty where
     the runs tell no interval); evidence (clear: the interval of the ratio leaves 1 out; chance: it does not; unknown:
-    there is none). What one of the runs lacks is left out; losses of different texts have no ratio.
+    there is none). What one of the runs lacks is left out; losses of different texts have no ratio, nor
+    have dead neurons over unequal amounts of text, as more text finds more of them alive.
     """
     first, run = runs
     numbers = [overview(one) for one in (first, run)]
@@ -70,7 +72,8 @@ def _counted(numbers: list[dict[str, Any]], same_text: bool) -> list[dict[str, A
         if before is None or after is None:
             continue
         row = {"number": name, "value": after, "first": before}
-        if name != "loss" or same_text:
+        counted = [one["tokens"] for one in numbers]
+        if same_text if name == "loss" else max(counted) <= ALIKE * min(counted):
             ratio = after / before if before else np.inf if after else 1.0
             row |= {"difference": after - before, "ratio": ratio}
         rows.append(row)

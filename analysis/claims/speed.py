@@ -62,10 +62,8 @@ def faster(run: Run) -> Answer:
     timing = _of_size(run, LARGE, "0.5 B parameters and more")
     ratio, low, high = timing["mean"], timing["mean_low"], timing["mean_high"]
     if np.isnan(low):
-        raise Missing(
-            f"{int(timing['repeats'])} batches were timed whole, {timing['mean']:.2f} times as fast: an interval "
-            "takes 3."
-        )
+        count = "1 batch was" if timing["repeats"] == 1 else f"{int(timing['repeats'])} batches were"
+        raise Missing(f"{count} timed whole, {timing['mean']:.2f} times as fast: an interval takes 3.")
     unexplained = _unexplained(run, timing)
     return Answer(
         f"the whole forward pass runs {ratio:.2f} times as fast, on {run.manifest.device}{unexplained}",

@@ -30,7 +30,7 @@ def layer_potential(run: Run) -> pd.DataFrame:
     gate product, at least 0); left_share (of the sparse pass); reason (why so much is left).
 
     `attrs`: dense_ms, sparse_ms (the whole pass, scaled to as many rows), attention_ms (all layers; NaN where not
-    timed), comparable, note. Raises Missing where the whole model or the gate product was not timed.
+    timed, or longer than the pass), comparable, note. Missing where the whole model or the gate product was not timed.
     """
     frame, whole = speedup(run), model_speedup(run)
     if frame["gate_us"].isna().any():
@@ -48,8 +48,11 @@ def layer_potential(run: Run) -> pd.DataFrame:
     )
     attention = of_one_size(run).query("op == 'attention' and layer >= 0")
     medians = grouped_median(attention["microseconds"].to_numpy(), attention["layer"].to_numpy())
+    attention_ms = float(np.nansum(medians)) / 1000 if len(attention) else np.nan
+    if attention_ms > passes["sparse"]:  # a part cannot take longer than the whole: other work was in its way
+        attention_ms = np.nan
     table.attrs = {f"{name}_ms": value for name, value in passes.items()} | {
-        "attention_ms": float(np.nansum(medians)) / 1000 if len(attention) else np.nan,
+        "attention_ms": attention_ms,
         "comparable": whole["comparable"],
         "note": whole["note"],
     }

@@ -105,6 +105,9 @@ def draw_layers(run: Run) -> None:
         table = fetch(run, analysis.layer_potential)
         if table.attrs["comparable"]:
             sentence = html.escape(typeset(most_to_gain(table)))
+            numbers = fetch(run, analysis.overview)
+            if numbers["speedup_turns"] < 2 or numbers["speedup_low"] <= 1 <= numbers["speedup_high"]:
+                sentence = f"These timings are too few to tell one layer from another. {sentence}"
             st.html(
                 f'<p class="tw-said">Long bars of speedup are gains already made. {sentence} Its bar is amber. '
                 f'<a class="plain" href="{link("kernels")}">Each layer →</a></p>'

@@ -110,7 +110,7 @@ def _difference(row: object) -> str:
     """Return the difference of a row with its interval; of shares in percentage points."""
     name, difference, low, high = (getattr(row, key) for key in ("number", "difference", "low", "high"))
     if pd.isna(difference):
-        return "another text"
+        return "another text" if name == "loss" else "other amounts of text"
     scale = 100 if name in SHARES else 1
     unit = " points" if name in SHARES else ""
     span = f" ({signed(scale * low)} to {signed(scale * high)})" if pd.notna(low) else ""

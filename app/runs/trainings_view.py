@@ -13,6 +13,7 @@ import streamlit as st
 from twell import analysis
 from twell.analysis.figures.compare import trainings_side_by_side
 from twell.analysis.memo import built_once
+from twell.app.runs.comparison import is_copy
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, percent, plural, times, whole
 from twell.app.ui.query import query_with_others
@@ -37,7 +38,8 @@ ENDS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 def draw_trainings(run: Run, catalog: RunCatalog) -> None:
     """Draw the training beside others of the folder, those whose recipes differ least first."""
-    names = [name for name, other in catalog.runs.items() if name != run_name() and other.has("training")]
+    others = {name: one for name, one in catalog.runs.items() if name != run_name() and one.has("training")}
+    names = [name for name, other in others.items() if not is_copy(run, other)]  # lines of one name would be one
     if not names:
         st.info("There is no other training here to compare with. Train one more with twell train into this folder.")
         return

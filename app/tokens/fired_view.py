@@ -36,8 +36,8 @@ def draw_fired(
         of: the argument of both, by name.
     """
     result, read = query(run, find, **of), "the first whose firings the run keeps"
-    is_kept = run.has("fired") and result.known
-    if not is_kept and not (run.has("activity") and model_request(run)):
+    is_kept = _keeps(run, result)
+    if not can_tell(run, find, **of):
         raise _not_kept(run)
     area = st.container()
     order = widgets.url_choice("Order", ORDERS, "fired", "value", label_visibility="collapsed")
@@ -59,6 +59,16 @@ def draw_fired(
         )
     with st.container(key="fired-neurons"):
         st.html(fired_html(shown))
+
+
+def can_tell(run: Run, find: Callable[..., pd.DataFrame], **of: Any) -> bool:
+    """Return whether a word's or a token's neurons can be told: the run keeps them, or its model reads. For the
+    arguments see `draw_fired`."""
+    return _keeps(run, query(run, find, **of)) or bool(run.has("activity") and model_request(run))
+
+
+def _keeps(run: Run, result: QueryResult) -> bool:
+    return run.has("fired") and result.known
 
 
 def _not_kept(run: Run) -> Missing:

@@ -15,6 +15,7 @@ ORDERS = {  # what each order is, in words
     "z": "z, in which every layer counts alike",
     "z_position": "z, in which every layer counts alike, against similar positions",
 }
+MOST = 0.5  # share of the model's nnz from which one layer makes most of it
 DOMINANT = 0.3  # share of the model's nnz from which one layer decides an order by neurons fired
 
 
@@ -54,10 +55,12 @@ def mostly_one_layer(run: Run, rank: str, noun: str) -> str:
     top = decisive_layer(run, rank)
     if top is None:
         return ""
-    return (
-        f"Mostly layer {top['layer']:.0f}: it makes {percent(top['share'])} of all firings of this run, and so decides "
-        f"which {noun} comes first. "
-    )
+    layer, share = f"ayer {top['layer']:.0f}", percent(top["share"])
+    if top["share"] > MOST:
+        return (
+            f"Mostly l{layer}: it makes {share} of all firings of this run, and so decides which {noun} comes first. "
+        )
+    return f"L{layer} makes {share} of all firings of this run, more than any other, and weighs as much in this order. "
 
 
 def who_decides(run: Run, rank: str) -> str:

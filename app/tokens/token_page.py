@@ -14,7 +14,7 @@ from twell import analysis
 from twell.analysis.figures.tokens import profile
 from twell.analysis.statistics import t_half
 from twell.app.tokens.fired_data import fired_by_token, token_places
-from twell.app.tokens.fired_view import draw_fired
+from twell.app.tokens.fired_view import can_tell, draw_fired
 from twell.app.tokens.token_data import ALL_TOKENS, address_filters
 from twell.app.tokens.token_neurons import neurons_of
 from twell.app.tokens.token_rows import draw_its_neurons, draw_neurons, say_mostly_layer, titled_row
@@ -138,7 +138,8 @@ def draw_page(run: Run) -> None:
     lacking: dict[str, list[str]] = {}
     with left, widgets.show_errors(), noted("over the layers", lacking):
         draw_layers(run, token)
-    with left, widgets.show_errors(), noted("neurons with an example at this token", lacking):
+    beside = left if can_tell(run, fired_by_token, token=token) else right
+    with beside, widgets.show_errors(), noted("neurons with an example at this token", lacking):
         draw_neurons(run, "token", neurons_of, token=token)
     with widgets.show_errors(), noted("in the text", lacking):
         draw_occurrences(run, token, int(row["count"]), top)

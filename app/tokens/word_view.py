@@ -13,7 +13,7 @@ from twell.analysis.figures.tokens import MIN_COUNT, word_by_layer
 from twell.analysis.statistics import t_half
 from twell.analysis.tokens.text_search import around_word, places_of
 from twell.app.tokens.fired_data import fired_by_word
-from twell.app.tokens.fired_view import draw_fired
+from twell.app.tokens.fired_view import can_tell, draw_fired
 from twell.app.tokens.token_data import ALL_TOKENS
 from twell.app.tokens.token_rows import draw_its_neurons, draw_neurons, say_mostly_layer, titled_row
 from twell.app.tokens.word_data import with_nnz, word_layers, word_neurons, word_tokens
@@ -59,8 +59,9 @@ def draw_word(run: Run, word: str) -> None:
         left, right = widgets.pair("pair")
         with left, widgets.show_errors():
             draw_layers(run, word)
-            with noted("neurons with an example at this word", lacking):
-                draw_neurons(run, "word", word_neurons, word=word)
+        beside = left if can_tell(run, fired_by_word, word=word) else right
+        with beside, widgets.show_errors(), noted("neurons with an example at this word", lacking):
+            draw_neurons(run, "word", word_neurons, word=word)
         draw_places(run, word)
         with right, widgets.show_errors(), noted("neurons that this word fires", lacking):  # last: the model may read
             draw_fired(run, "word", fired_by_word, word_tokens, word=word)

@@ -121,8 +121,9 @@ def test_means_over_all_layers_and_what_changed_most(
     size = np.abs(np.log(table["ratio"])) - 10 * (table["evidence"] == "chance")
     assert size.is_monotonic_decreasing, "what may be chance comes last"
     monkeypatch.setattr("twell.analysis.changes.of_one_text", lambda runs: False)
-    last = headline_changes([run, other_text]).iloc[-1]
-    assert last["number"] == "loss" and np.isnan(last["difference"]), "of other texts, losses tell nothing"
+    *_, dead, loss = headline_changes([run, other_text]).itertuples()
+    assert loss.number == "loss" and np.isnan(loss.difference), "of other texts, losses tell nothing"
+    assert dead.number == "dead_share" and np.isnan(dead.ratio), "nor do dead neurons of unequal amounts"
 
 
 def test_layers_of_unequal_depths_are_paired_by_relative_depth(run: Run, made: ModuleType, tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from support.page_elements import markup, notices
 
-from twell.analysis import by_layer, by_token, by_word, contexts, token_profile
-from twell.app.tokens.word_data import word_layers
+from twell.analysis import by_layer, by_token, by_word, contexts
 from twell.app.ui.formatting import number, percent, visible, whole
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
@@ -102,27 +101,6 @@ def test_a_table_in_order_of_neurons_has_them_once_and_z_beside_them(show: Show,
     of = by_token(made_run, min_count=5).set_index("token_id").loc[rows["token_id"]]
     assert list(rows["mean"]) == sorted(of["mean"], reverse=True)
     np.testing.assert_allclose(rows["z"], of["z"])
-
-
-def test_one_layer_that_makes_most_firings_is_named(
-    show: Show, runs: Path, made_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    share = by_layer(made_run)["share"]
-    sentence = f"there layer {share.idxmax()} decides, which has {percent(share.max())} of all firings"
-    above = f"Mostly layer {share.idxmax()}: it makes {percent(share.max())} of all firings of this run"
-    shown = markup(show(runs, "tokens", run="made"))
-    assert sentence in shown and shown.index(above) < shown.index("The words that fire most") < shown.index(sentence)
-    assert not {"decides", "Mostly"} & set(markup(show(runs, "tokens", run="made", rank="z")).split())
-    word = by_word(made_run, min_count=20)["word"].iloc[0]
-    of_word = word_layers(made_run, word)["nnz"] / word_layers(made_run, word)["nnz"].sum()
-    said = f"Mostly layer {of_word.idxmax()}: it makes {percent(of_word.max())} of what this word fires"
-    assert "Mostly" not in markup(show(runs, "token", run="made", word=word)), "no layer makes half of them"
-    monkeypatch.setattr("twell.app.tokens.token_rows.MOST", of_word.max() - 0.01)
-    assert said in markup(show(runs, "token", run="made", word=word))
-    profile = token_profile(made_run, 40).set_index("layer")["mean"]
-    said = f"Mostly layer {profile.idxmax()}: it makes {percent(profile.max() / profile.sum())} of what this token"
-    monkeypatch.setattr("twell.app.tokens.token_rows.MOST", 0)
-    assert said in markup(show(runs, "token", run="made", token="40"))
 
 
 def test_a_words_rank_is_its_place_in_the_list_of_words(show: Show, runs: Path, made_run: Run) -> None:

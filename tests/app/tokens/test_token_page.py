@@ -1,0 +1,54 @@
+"""Which layer makes most of what a token fires, and where its neurons stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+from support.page_elements import markup
+
+from twell.analysis import by_layer, by_word, token_profile
+from twell.app.tokens.word_data import word_layers
+from twell.app.ui.formatting import percent
+from twell.workbench.run.store import Run
+
+Show = Callable[..., AppTest]
+
+
+def test_one_layer_that_makes_most_firings_is_named(
+    show: Show, runs: Path, made_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = by_layer(made_run)["share"]
+    sentence = f"there layer {share.idxmax()} decides, which has {percent(share.max())} of all firings"
+    assert 0.3 < share.max() < 0.5
+    above = f"Layer {share.idxmax()} makes {percent(share.max())} of all firings of this run, more than any other"
+    shown = markup(show(runs, "tokens", run="made"))
+    assert sentence in shown and shown.index(above) < shown.index("The words that fire most") < shown.index(sentence)
+    assert not {"decides", "other,"} & set(markup(show(runs, "tokens", run="made", rank="z")).split())
+    monkeypatch.setattr("twell.app.tokens.token_order.MOST", 0.3)
+    assert f"Mostly layer {share.idxmax()}: it makes" in markup(show(runs, "tokens", run="made"))
+    word = by_word(made_run, min_count=20)["word"].iloc[0]
+    of_word = word_layers(made_run, word)["nnz"] / word_layers(made_run, word)["nnz"].sum()
+    said = f"Mostly layer {of_word.idxmax()}: it makes {percent(of_word.max())} of what this word fires"
+    assert "Mostly" not in markup(show(runs, "token", run="made", word=word)), "no layer makes half of them"
+    monkeypatch.setattr("twell.app.tokens.token_rows.MOST", of_word.max() - 0.01)
+    assert said in markup(show(runs, "token", run="made", word=word))
+    profile = token_profile(made_run, 40).set_index("layer")["mean"]
+    said = f"Mostly layer {profile.idxmax()}: it makes {percent(profile.max() / profile.sum())} of what this token"
+    monkeypatch.setattr("twell.app.tokens.token_rows.MOST", 0)
+    assert said in markup(show(runs, "token", run="made", token="40"))
+
+
+def test_examples_stand_beside_the_layers_where_no_firing_is_kept(show: Show) -> None:
+    """Half of the page would be empty. The recorded run keeps the firings of its first sequence alone."""
+    recorded = Path(str(resources.files("twell.data"))) / "recorded"
+    for word, column in (("the", 0), ("four", 1)):
+        test = show(recorded, "token", run="h200-8x2048-text", word=word)
+        assert not test.exception
+        sides = ["".join(str(part.proto.body) for part in one.get("html")) for one in test.columns[:2]]
+        assert ["Neurons with an example" in side for side in sides] == [column == 0, column == 1], word
+        assert ("Neurons that this word fires" in sides[1]) == (word == "the")
+        assert ("Left out: neurons that this word fires" in markup(test)) == (word == "four")
