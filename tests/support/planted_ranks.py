@@ -1,6 +1,6 @@
 """The correlations of planted runs without the runs: as many intervals in a minute as `planted` makes in hours.
 
-    PYTHONPATH=tests python -m support.planted_ranks 3000    the coverage of so many runs of each kind: six minutes
+    PYTHONPATH=tests python -m support.planted_ranks 3000    the coverage of so many runs of each kind: 15 minutes
 
 What `planted` writes into runs is counted by class and group of documents here, by what counts it for summaries, and
 handed to the estimators that make `surprisal_correlations`, `surprisal_within` and `entropy_correlation`.
