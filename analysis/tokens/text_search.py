@@ -35,8 +35,7 @@ def places_of(run: Run, words: str, limit: int = 12, width: int = WIDTH, whole: 
     """
     run.parts("activity")  # raises Missing
     spelled = rb"\s+".join(re.escape(word.encode()) for word in words.split())
-    bounded = rb"(?<!%b)%b(?!%b)" % (LETTER, spelled, LETTER)
-    pattern = re.compile(bounded) if whole and spelled else re.compile(spelled, re.IGNORECASE)
+    pattern = re.compile(_bounded(words, spelled)) if whole and spelled else re.compile(spelled, re.IGNORECASE)
     places: list[tuple[int, int]] = []
     if pattern.pattern:
         spelling = _spelling(run)
@@ -47,6 +46,14 @@ def places_of(run: Run, words: str, limit: int = 12, width: int = WIDTH, whole: 
     frame = pd.DataFrame(places, columns=["sequence", "position"]).astype("int64")
     texts = sides(run, frame, width) if places else []
     return frame.assign(**{name: [text[n] for text in texts] for n, name in enumerate(("before", "token", "after"))})
+
+
+def _bounded(words: str, spelled: bytes) -> bytes:
+    """Return the pattern `spelled` of some words with no letter before and after them; a word such as 've, which begins
+    with none, may follow one."""
+    ends = words.strip().encode()
+    before, after = (re.match(LETTER, end) is not None for end in (ends[:1], ends[-1:]))
+    return rb"(?<!%b)" % LETTER * before + spelled + rb"(?!%b)" % LETTER * after
 
 
 def first_places(run: Run, words: tuple[str, ...], width: int = WIDTH) -> pd.DataFrame:

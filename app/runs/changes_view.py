@@ -41,7 +41,7 @@ def draw_changes(runs: tuple[Run, Run]) -> None:
     widgets.heading(
         "What changed most",
         f"Difference: {first} minus {other}; ratio: {first} / {other}, with 95{SPACE}% intervals where the runs tell "
-        "one. The greatest change comes first; a grey bar may be chance, or has no interval.",
+        "one. The greatest change comes first; a grey bar has no interval, a hollow one may be chance.",
         result,
         key="changes",
     )

@@ -53,7 +53,7 @@ def draw_word(run: Run, word: str) -> None:
     lacking: dict[str, list[str]] = {}
     with widgets.show_errors(), noted("its tokens, its neurons, and where it stands in the text", lacking):
         run.files("activity")  # raises Missing, with the reason
-        with suppress(Missing):  # where no token of it is counted
+        with suppress(Missing), widgets.scanning(run):  # where no token of it is counted
             say_mostly_layer(run, "word", fetch(run, word_layers, word=word).set_index("layer")["nnz"])
         draw_tokens(run, word)
         left, right = widgets.pair("pair")

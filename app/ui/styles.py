@@ -219,6 +219,7 @@ h2.tw-group-title { font-size: 1.05rem; font-weight: 600; margin: 0; padding: .8
   background: center / 1px 100% no-repeat linear-gradient(rgba(139,149,161,.8), rgba(139,149,161,.8)); }
 .tw-changes b { position: absolute; top: 0; height: 100%; border-radius: 2px; background: #8b95a1; opacity: .6; }
 .tw-changes b.clear { background: #2f7ed8; opacity: .85; }
+.tw-changes b.chance { background: none; border: 1px dashed #8b95a1; box-sizing: border-box; opacity: 1; }
 @media (max-width: 900px) {
   .tw-changes > div { grid-template-columns: 8.4rem 4rem 4rem minmax(0,1fr) minmax(0,1fr) 4rem; gap: .6rem;
     font-size: .87rem; }

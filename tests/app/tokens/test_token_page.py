@@ -11,9 +11,10 @@ from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
 from twell.analysis import by_layer, by_word, token_profile
+from twell.analysis.tokens.text_search import places_of
 from twell.app.tokens.word_data import word_layers
 from twell.app.ui.formatting import percent
-from twell.workbench.run.store import Run
+from twell.workbench.run.store import Run, open_run
 
 Show = Callable[..., AppTest]
 
@@ -52,3 +53,13 @@ def test_examples_stand_beside_the_layers_where_no_firing_is_kept(show: Show) ->
         assert ["Neurons with an example" in side for side in sides] == [column == 0, column == 1], word
         assert ("Neurons that this word fires" in sides[1]) == (word == "the")
         assert ("Left out: neurons that this word fires" in markup(test)) == (word == "four")
+
+
+def test_a_word_that_begins_with_no_letter_stands_after_one() -> None:
+    """As in I've: its page said that no token of it is counted."""
+    recorded = open_run(Path(str(resources.files("twell.data"))) / "recorded" / "h200-8x2048-text")
+    words = by_word(recorded).set_index("word")["count"]
+    places = places_of(recorded, "'ve", limit=1000, whole=True)
+    assert len(places) == words["'ve"] and set(places["token"]) == {"'ve"}
+    for word in ("the", "four", "doesn"):
+        assert len(places_of(recorded, word, limit=1000, whole=True)) == words[word]
