@@ -110,7 +110,7 @@ def draw_layers(run: Run) -> None:
                 sentence = f"These timings are too few to tell one layer from another. {sentence}"
             st.html(
                 f'<p class="tw-said">Long bars of speedup are gains already made. {sentence} Its bar is amber. '
-                f'<a class="plain" href="{link("kernels")}">Each layer, on Kernels →</a></p>'
+                f'<a class="plain tw-chip" href="{link("kernels")}">Each layer, on Kernels →</a></p>'
             )
     alt = "By layer: mean nnz by position, nnz of a token, neurons that never fired, FFN speedup"
     figure = built_once(widgets.with_links, layer_by_layer, blocks, by_layer, speedup)
