@@ -107,7 +107,10 @@ def draw_layers(run: Run) -> None:
             sentence = html.escape(typeset(most_to_gain(table)))
             numbers = fetch(run, analysis.overview)
             if numbers["speedup_turns"] < 2 or numbers["speedup_low"] <= 1 <= numbers["speedup_high"]:
-                sentence = f"These timings are too few to tell one layer from another. {sentence}"
+                sentence = (
+                    "These timings are too few to tell one layer from another; as they stand, "
+                    f"{sentence[0].lower()}{sentence[1:]}"
+                )
             st.html(
                 f'<p class="tw-said">Long bars of speedup are gains already made. {sentence} Its bar is amber. '
                 f'<a class="plain tw-chip" href="{link("kernels")}">Each layer, on Kernels →</a></p>'

@@ -120,6 +120,7 @@ def test_a_word_shows_its_neurons_and_what_each_place_fires(show: Show, runs: Pa
     page = show(runs, "token", run="made", word=word)
     assert not page.exception
     shown = markup(page)
+    assert "of its largest values<" in "".join(str(part.proto.body) for part in page.columns[0].get("html"))
     with_example, all_fired = shown.split("of its largest values<")[1].split("fires at<")
     assert re.findall(r'class="name">(L\d+/N\d+)<', with_example) == neurons["label"].head(12).tolist()
     fires = firings_of(made_run, rows)

@@ -105,8 +105,8 @@ def test_the_whole_pass_stands_beside_the_ffn_speedup(show: Callable[..., AppTes
     assert "The whole pass 1.67 × (2 batches, too few for an interval; more text, captured with --t" in overview
     numbers = overview_of(timed)
     unsure = numbers["speedup_turns"] < 2 or numbers["speedup_low"] <= 1 <= numbers["speedup_high"]
-    said = "Long bars of speedup are gains already made. "
-    said += "These timings are too few to tell one layer from another. " * unsure + "Layer 3 has most to gain: 0.38 ms"
+    few = "These timings are too few to tell one layer from another; as they stand, layer 3" if unsure else "Layer 3"
+    said = f"Long bars of speedup are gains already made. {few} has most to gain: 0.38 ms"
     assert overview.index("Layer by layer") < overview.index(said) < overview.index("Worth a look")
     *_, speeds = [trace for trace in figure(page, "layer-by-layer")["data"] if trace.get("orientation") == "h"]
     assert [layer for layer, color in enumerate(speeds["marker"]["color"]) if color == AMBER] == [3]
