@@ -33,19 +33,25 @@ def places_of(run: Run, words: str, limit: int = 12, width: int = WIDTH, whole: 
     sequence; position (of the token in which they begin); before, token, after (text, `width` tokens either side).
     No rows where the words do not occur or are blank. Missing where the run has no rows of single tokens.
     """
+    frame = starts_of(run, words, limit, whole)
+    texts = sides(run, frame, width) if len(frame) else []
+    return frame.assign(**{name: [text[n] for text in texts] for n, name in enumerate(("before", "token", "after"))})
+
+
+def starts_of(run: Run, words: str, limit: int, whole: bool = False) -> pd.DataFrame:
+    """Return what `places_of` does without the text: columns sequence, position."""
     run.parts("activity")  # raises Missing
     spelled = rb"\s+".join(re.escape(word.encode()) for word in words.split())
     pattern = re.compile(_bounded(words, spelled)) if whole and spelled else re.compile(spelled, re.IGNORECASE)
+    literal = words.split()[0].encode() if whole and spelled else b""
     places: list[tuple[int, int]] = []
     if pattern.pattern:
         spelling = _spelling(run)
         for rows in run.pieces("activity", ["sequence", "position", "token_id"]):
-            places += _in_part(rows, spelling, pattern, limit - len(places))
+            places += _in_part(rows, spelling, pattern, limit - len(places), literal)
             if len(places) >= limit:
                 break
-    frame = pd.DataFrame(places, columns=["sequence", "position"]).astype("int64")
-    texts = sides(run, frame, width) if places else []
-    return frame.assign(**{name: [text[n] for text in texts] for n, name in enumerate(("before", "token", "after"))})
+    return pd.DataFrame(places, columns=["sequence", "position"]).astype("int64")
 
 
 def _bounded(words: str, spelled: bytes) -> bytes:
@@ -110,13 +116,18 @@ def _spelling(run: Run) -> pa.Array:
     return pa.array([piece if isinstance(piece, bytes) else b"" for piece in known], pa.large_binary())
 
 
-def _in_part(rows: pa.Table, spelling: pa.Array, pattern: re.Pattern[bytes], limit: int) -> list[tuple[int, int]]:
-    """Return up to `limit` (sequence, position) of one part at which the pattern begins, in the order of the text."""
+def _in_part(
+    rows: pa.Table, spelling: pa.Array, pattern: re.Pattern[bytes], limit: int, literal: bytes
+) -> list[tuple[int, int]]:
+    """Return up to `limit` (sequence, position) of one part at which the pattern begins, in the order of the text.
+
+    literal: with which every match begins; looking for it first takes a tenth of the time of the pattern alone
+    """
     sequence, position, token = _in_order(rows)
     text, begins = _joined(token, spelling)
     places: list[tuple[int, int]] = []
     start = 0
-    while len(places) < limit and (match := pattern.search(text, start)):
+    while len(places) < limit and (match := _next_match(pattern, text, start, literal)):
         first, last = np.searchsorted(begins, (match.start(), match.end() - 1), side="right") - 1
         start = match.end()
         if sequence[first] == sequence[last]:
@@ -124,6 +135,17 @@ def _in_part(rows: pa.Table, spelling: pa.Array, pattern: re.Pattern[bytes], lim
         else:
             start = match.start() + 1
     return places
+
+
+def _next_match(pattern: re.Pattern[bytes], text: bytes, start: int, literal: bytes) -> re.Match[bytes] | None:
+    """Return the first match from `start` on. literal: as in `_in_part`"""
+    if not literal:
+        return pattern.search(text, start)
+    while (at := text.find(literal, start)) >= 0:
+        if match := pattern.match(text, at):
+            return match
+        start = at + 1
+    return None
 
 
 def _in_order(rows: pa.Table) -> tuple[NDArray, NDArray, NDArray]:

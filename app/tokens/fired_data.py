@@ -24,7 +24,7 @@ def fired_by_word(runs: Run | Sequence[Run], word: str) -> pd.DataFrame:
     """Return the neurons that a word's first PLACES fire, the greatest mean value first; columns as `firings_at` has
     them."""
     runs = [runs] if isinstance(runs, Run) else runs
-    return firings_at(runs, [word_tokens(run, word, PLACES)[WHERE] for run in runs])
+    return firings_at(runs, [word_tokens(run, word).query("place < @PLACES")[WHERE] for run in runs])
 
 
 def fired_by_token(runs: Run | Sequence[Run], token: int) -> pd.DataFrame:

@@ -8,24 +8,26 @@ from __future__ import annotations
 import pandas as pd
 
 from twell import analysis
+from twell.analysis.memo import memoized
 from twell.analysis.neurons.values import missing
-from twell.analysis.tokens.text_search import places_of
+from twell.analysis.tokens.text_search import starts_of
 from twell.app.tokens.token_neurons import neurons_at
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
 
-MOST = 1000  # places of a word that are read
+MOST = 300  # places of a word that are read
 PIECES = 24  # tokens that a word is cut into, at most
 
 
-def word_tokens(run: Run, word: str, limit: int = MOST) -> pd.DataFrame:
-    """Return the tokens that a word is cut into at its first places, `limit` at most, in the order of the text.
+@memoized
+def word_tokens(run: Run, word: str) -> pd.DataFrame:
+    """Return the tokens that a word is cut into at its first places, MOST of them, in the order of the text.
 
     Columns: place (the index of its place, as `places_of` orders them); sequence; position; token_id; flags; nnz of
     every layer. Missing where the run has no rows of single tokens.
     """
-    places = places_of(run, word, limit=limit, width=1, whole=True)
+    places = starts_of(run, word, MOST, whole=True)
     names = ["sequence", "position", "token_id", "flags", *nnz_columns(run.layers)]
     chosen = sorted(set(places["sequence"].tolist()))
     rows = (

@@ -10,6 +10,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.tokens import MIN_COUNT, word_by_layer
+from twell.analysis.memo import memo_scope
 from twell.analysis.statistics import t_half
 from twell.analysis.tokens.text_search import around_word, places_of
 from twell.app.tokens.fired_data import fired_by_word
@@ -51,7 +52,8 @@ def draw_word(run: Run, word: str) -> None:
         )
     )
     lacking: dict[str, list[str]] = {}
-    with widgets.show_errors(), noted("its tokens, its neurons, and where it stands in the text", lacking):
+    about = "its tokens, its neurons, and where it stands in the text"
+    with widgets.show_errors(), noted(about, lacking), memo_scope():  # the text is searched once
         run.files("activity")  # raises Missing, with the reason
         with suppress(Missing), widgets.scanning(run):  # where no token of it is counted
             say_mostly_layer(run, "word", fetch(run, word_layers, word=word).set_index("layer")["nnz"])
