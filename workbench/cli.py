@@ -50,7 +50,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
 BEGINS: dict[type, str] = {  # what a command that first loads torch and a model says at once
     options.CaptureOptions: "Loading {model} to read {text} into {out} …",
     AblateOptions: "Loading the model of {target} …",
-    options.VerifyOptions: "Loading {run} and its model, to compare {tokens:,} tokens …",
+    options.VerifyOptions: "Loading {run} and its model, to compare up to {tokens:,} of its tokens …",
     options.TrainOptions: "Loading {text} to train {config} into {out} …",
 }
 DEMO_TOKENS = 160_000  # every passage, and enough of the Python documentation for rankings to mean something

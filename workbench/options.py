@@ -230,6 +230,7 @@ class TokensOptions:
     words: bool = option(False, help="whole words in place of tokens")
     rows: int = option(12, help="lines at each end", least=1, most=1000)
     min_count: int = option(20, help="leave out what occurs less often", unit="occurrences", least=1)
+    without_damaged: bool = option(False, help=WITHOUT_DAMAGED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,6 +133,15 @@ def lines(table: pd.DataFrame) -> list[str]:
         interval = f"[{row.low:+.4f}, {row.high:+.4f}]" if row.low == row.low else "[too few documents]"
         name = row.condition if len(row.condition) <= 22 else f"{row.condition[:20]}… "
         rows.append(f"  {name:<22}{row.change:>+14.4f} {interval:>21}{row.kept:>9.1%}")
-    first = table.iloc[0]
-    note = f"  untouched {first['base']:.4f} nats on {first['tokens']:,} tokens of {first['documents']:,} documents"
-    return [head, *rows, note]
+    return [head, *rows, *_notes(table)]
+
+
+def _notes(table: pd.DataFrame) -> list[str]:
+    """Return a line of text for each set of tokens that conditions were measured on, with the untouched loss on it."""
+    sets = list(table.groupby(["tokens", "documents", "base"], sort=False, dropna=False))
+    notes = []
+    for (tokens, documents, base), rows in sets:
+        others = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
+        of = f", for {rows['condition'].iloc[0]}{others}" if len(sets) > 1 else ""
+        notes.append(f"  untouched {base:.4f} nats on {tokens:,} tokens of {documents:,} documents{of}")
+    return notes

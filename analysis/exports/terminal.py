@@ -84,7 +84,9 @@ def _top_tokens(run: Run, shade: str, layer: int | None) -> Iterator[str]:
 def tokens(options: TokensOptions) -> None:
     """Print the tokens or words of a run that fire most neurons a layer, then those that fire fewest."""
     check_bounds(options)
-    for line in token_lines(open_run(options.run), options.words, options.rows, options.min_count):
+    for line in token_lines(
+        open_run(options.run, options.without_damaged), options.words, options.rows, options.min_count
+    ):
         encoding = sys.stdout.encoding or "utf-8"
         print(line.encode(encoding, "backslashreplace").decode(encoding))
 
@@ -96,17 +98,23 @@ def token_lines(run: Run, words: bool = False, rows: int = 12, min_count: int = 
     table = table.sort_values("mean", ascending=False, ignore_index=True)
     name, kind = ("word", "words") if words else ("text", "tokens")
     yield f"{run.name}: {len(table):,} {kind} that occur at least {min_count} times, by the neurons of a layer that"
-    yield f"they fire (of {run.d_ff:,}; mean over {run.layers} layers, ± standard error over documents)"
+    errors = "" if words else ", ± standard error over documents"
+    yield f"they fire (of {run.d_ff:,}; mean over {run.layers} layers{errors})"
     ends = [("most", table.head(rows))]
     ends += [("fewest", table.iloc[max(rows, len(table) - rows) :])] if len(table) > rows else []
-    widest = max(len(repr(text)) for _, end in ends for text in end[name])
+    widest = max(len(_quoted(text)) for _, end in ends for text in end[name])
     for which, end in ends:
         yield f"\n{which}:"
         for row in end.to_dict("records"):
             error = row.get("mean_se", np.nan)
             spread = "" if np.isnan(error) else f"± {error:.2g}"
-            line = f"  {row['mean']:>7,.1f} {spread:<8} {row['count']:>9,} ×  {row[name]!r:<{widest}}"
+            line = f"  {row['mean']:>7,.1f} {spread:<8} {row['count']:>9,} ×  {_quoted(row[name]):<{widest}}"
             yield f"{line}  {_bar(row['mean'] / table['mean'].iloc[0])}".rstrip()
+
+
+def _quoted(text: str) -> str:
+    """Return a text of the vocabulary, whose control characters are written out already, in quotation marks."""
+    return repr(text).replace("\\\\", "\\")
 
 
 def _bar(share: float) -> str:

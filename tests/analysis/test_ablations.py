@@ -46,6 +46,20 @@ def test_changes_are_sums_by_document(small: Run) -> None:
         effects(run, study=7)
 
 
+def test_each_study_is_beside_the_loss_of_its_own_tokens(small: Run) -> None:
+    """Conditions that were measured on other tokens have another untouched loss, which the list says of each."""
+    for study, documents in enumerate((5, 8)):
+        columns, _ = rows_of(np.random.default_rng(study), study=study, documents=documents)
+        columns["condition"] = [f"weakest:0.{5 + study}"] * documents
+        append(small.path, "effects", columns)
+    table = effects(open_run(small.path))
+    notes = [line for line in lines(table) if "untouched" in line]
+    assert len(notes) == len(table) == 2
+    for row in table.itertuples():
+        of = f"untouched {row.base:.4f} nats on {row.tokens:,} tokens of {row.documents} documents, for {row.condition}"
+        assert sum(of in note for note in notes) == 1, (of, notes)
+
+
 def test_one_document_has_no_interval_and_losses_that_are_not_finite_are_left_out(small: Run) -> None:
     columns, _ = rows_of(np.random.default_rng(0), documents=5)
     columns["loss_sum"][1] = np.nan

@@ -79,7 +79,8 @@ def measure(
             study, conditions=[*study.conditions, *_single_neurons(run, own, study, options.neurons, console)]
         )
     tokens = sum(len(sequence.ids) for sequence in study.sequences)
-    console.print(f"{len(study.conditions)} conditions on {tokens:,} tokens, beside the untouched model …")
+    count = f"{len(study.conditions)} condition{'s' if len(study.conditions) > 1 else ''}"
+    console.print(f"{count} on {tokens:,} tokens, beside the untouched model …")
     columns = (TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not sys.stderr.isatty()) as bar:
         step = bar.add_task("")

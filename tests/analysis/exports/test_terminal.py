@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
 import pytest
 
 from twell.analysis import by_token, by_word
 from twell.analysis.exports.terminal import token_lines, tokens
-from twell.workbench.errors import UserError
+from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import TokensOptions
-from twell.workbench.run.store import Run
+from twell.workbench.run.store import Run, open_run
 
 
 @pytest.mark.parametrize("words", [False, True])
@@ -32,3 +36,21 @@ def test_the_command_prints_it_and_refuses_no_rows(run: Run, capsys: pytest.Capt
     assert "\n".join(token_lines(run, rows=2)) == capsys.readouterr().out.rstrip("\n")
     with pytest.raises(UserError, match="Expected --rows from 1 to 1000, got 0"):
         tokens(TokensOptions(run=run.path, rows=0))
+
+
+def test_a_line_end_is_escaped_once_and_words_have_no_error() -> None:
+    """Texts of the vocabulary have their control characters written out: they are not written out again."""
+    shipped = open_run(Path(str(files("twell.data"))) / "recorded" / "h200-8x2048-text")
+    text = "\n".join(token_lines(shipped, rows=1000))
+    assert "'\\n'" in text and "'\\\\n'" not in text
+    assert "± standard error" in text and "±" not in "\n".join(token_lines(shipped, words=True))
+
+
+def test_what_a_refusal_advises_can_be_done(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged run is refused with the advice of an option, and with that option the other parts answer."""
+    path = Path(shutil.copytree(run.path, tmp_path / "torn", ignore=shutil.ignore_patterns("summary")))
+    (path / next(part.file for part in run.manifest.parts if part.table == "activity")).write_bytes(b"torn")
+    with pytest.raises((Missing, UserError), match="--without-damaged"):
+        tokens(TokensOptions(run=path))
+    tokens(TokensOptions(run=path, without_damaged=True))
+    assert "most:" in capsys.readouterr().out
