@@ -53,6 +53,7 @@ def capture(options: CaptureOptions, given: list[TextSource] | None = None, quie
     try:
         resume_point = ResumePoint.find(options, ranks) if ranks.rank == 0 else None
         if resume_point is not None and resume_point.run.manifest.status == COMPLETE:
+            resume_point.refuse_other_options(options)
             print(f"{options.out} is complete: nothing is left to capture.")
             ranks.post_begun(COMPLETE)
             return resume_point.run

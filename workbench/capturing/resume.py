@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from twell.workbench import doctor
 from twell.workbench.capturing.distributed import Ranks
 from twell.workbench.capturing.prefetch import sequence_length
 from twell.workbench.errors import UserError
+from twell.workbench.models.checkpoint import DEMO
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run import manifest as manifests
@@ -103,6 +105,27 @@ class ResumePoint:
             )
         recorded.status = RECORDING
         return recorded
+
+    def refuse_other_options(self, options: CaptureOptions) -> None:
+        """Raise UserError where a complete run is asked for with other options, or of a model of another name.
+
+        It costs no loading of the model, so that weights are not compared.
+        """
+        recorded = self.run.manifest
+        names = {"demo-model"} if options.model == DEMO else {options.model, Path(options.model).resolve().name}
+        given = {name: value for name, value in asdict(options).items() if name not in NOT_COMPARED | {"model"}}
+        chosen_later = {name for name in ("batch_tokens", "seq_len") if given[name] is None}
+        planned = replace(
+            recorded,
+            model=recorded.model
+            | {"name": recorded.model["name"] if recorded.model["name"] in names else options.model},
+            options={name: value for name, value in given.items() if name not in chosen_later},
+        )
+        for name, before, now in _differences(recorded, planned):
+            raise UserError(
+                f"Expected what the complete run {self.run.path} was recorded with, got another {name} "
+                f"({now!r} now, {before!r} then): give what was given then, or choose another --out."
+            )
 
     def skip_recorded(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches that are not recorded yet.

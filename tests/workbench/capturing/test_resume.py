@@ -215,4 +215,11 @@ def test_a_complete_run_has_nothing_left(begun: CaptureOptions, capsys: pytest.C
     run = capture(begun)
     again = capture(begun)
     assert "is complete" in capsys.readouterr().out
+    for given, word in (
+        ({"model": "builtin:demo"}, "another model (name) ('builtin:demo' now"),
+        ({"text": begun.text[:1]}, "another --text"),
+        ({"tokens": 7}, "another --tokens (7 now, None then)"),
+        ({"threshold": 0.5}, "another --threshold"),
+    ):
+        refused(replace(begun, **given), word, "choose another --out")
     np.testing.assert_array_equal(again.activity()["token_id"], run.activity()["token_id"])
