@@ -59,9 +59,9 @@ def memoized(function: Callable[P, Result]) -> Callable[P, Result]:
     @functools.wraps(function)
     def once(*args: P.args, **kwargs: P.kwargs) -> Result:
         memo = _memo.get()
-        if memo is None:
+        first: Any = args[0] if args else None
+        if memo is None or not hasattr(first, "left_out"):  # the function refuses what is no run
             return function(*args, **kwargs)
-        first: Any = args[0]
         key = (function, first.path, first.left_out, args[1:], tuple(sorted(kwargs.items())))
         if key not in memo:
             memo[key] = function(*args, **kwargs)

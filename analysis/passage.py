@@ -27,7 +27,7 @@ from twell.analysis.neurons.examples import examples
 from twell.analysis.neurons.values import firings, in_sequence
 from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.text_around import split_text, token_windows
-from twell.workbench.errors import Missing
+from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.part_files import open_part, unreadable_part
 from twell.workbench.run.schema import DECODE, PREFILL, nnz_columns
 from twell.workbench.run.store import Run
@@ -148,7 +148,11 @@ def _phases_of(path: Path) -> set[int]:
 def passage(run: Run, sequence: int) -> pd.DataFrame:
     """Return the tokens of a sequence in order. Columns: position; token_id; flags; phase; loss (nats, of the next
     token as predicted here); surprisal (nats, of this token); nnz (sum over layers); nnz_LL. Missing if the run has no
-    such sequence."""
+    such sequence, UserError for what is no number."""
+    if not isinstance(sequence, int | np.integer):
+        raise UserError(
+            f"Expected a sequence's number, got {sequence!r}: {run.name} has 0 to {run.manifest.sequences - 1}."
+        )
     rows = run.rows("activity", [("sequence", "=", sequence)]).to_pandas()
     rows = rows.sort_values("position", ignore_index=True)
     if rows.empty:

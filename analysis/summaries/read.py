@@ -44,8 +44,11 @@ def open_summaries(run: Run, scored: bool = False) -> Summaries:
 
     scored: whether summaries that need the means of the whole run (`token_scores`, `words`) are required too. While a
     run is being recorded they cost a reading of every part, so only a question that uses them sets this.
-    Raises Missing where the run has nothing to summarise, UserError where its summaries cannot be written.
+    Raises Missing where the run has nothing to summarise, UserError where its summaries cannot be written, and for what
+    is no run.
     """
+    if not isinstance(run, Run):
+        raise UserError(f"Expected a run, got a {type(run).__name__}: open it first, as in open_run('runs/mine').")
     ensure(run, scored=scored or not growing(run))
     return Summaries(run, scored)
 

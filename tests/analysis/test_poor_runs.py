@@ -12,7 +12,7 @@ import pytest
 
 import twell.analysis as analysis
 from twell.analysis.exports.tables import ANALYSIS
-from twell.workbench.errors import Missing
+from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
@@ -96,6 +96,19 @@ def test_an_answer_or_a_reason(made: ModuleType, tmp_path: Path, kind: str) -> N
         assert {name for name, table in answered.items() if interval_columns(table)} <= OF_OTHER_THINGS
     if kind in ("documents not known", "one long document"):
         assert not any(interval_columns(answered[name]) for name in OF_WHOLE_RUN)
+
+
+@pytest.mark.parametrize("name", ["by_layer", "by_token", "by_neuron", "by_position", "surprisal", "union_sizes"])
+def test_what_is_no_run_is_refused(name: str) -> None:
+    """A path in a run's place is the likeliest slip in a notebook."""
+    for given in ("runs/mine", Path("runs/mine"), None):
+        with pytest.raises(UserError, match=rf"Expected a run, got a {type(given).__name__}: open it first"):
+            getattr(analysis, name)(given)
+
+
+def test_what_is_no_number_of_a_sequence_is_not_called_damage(small: Run) -> None:
+    with pytest.raises(UserError, match="Expected a sequence's number, got 'a': small has 0 to"):
+        str(small.text("a"))  # type: ignore[arg-type]
 
 
 def interval_columns(table: Any) -> list[str]:

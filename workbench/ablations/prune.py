@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
 from twell.workbench.ablations.before_after import Interval, Pruned, compare, report
 from twell.workbench.ablations.command import BATCH_TOKENS, TOKENS, model_of, refuse_other_model, text_sequences
@@ -53,6 +53,8 @@ def prune(model: Any, keep: NDArray | Tensor, per_layer: bool = False) -> Any:
     each layer has its own width, a multiple of 8, instead of the widest; what is saved then is read by `load_pruned`.
     Raises UserError for a mask of another shape, for one that takes all of a layer, and for other families.
     """
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"Expected a model of transformers to prune, got a {type(model).__name__}: load it first.")
     config = model.config.get_text_config()
     family = FAMILIES.get(config.model_type)
     if family is None or family.base:

@@ -176,5 +176,5 @@ def refuse_other_weights(run: Run, weights: str, name: str) -> None:
     if "weights" in run.manifest.model and run.manifest.model["weights"] != weights:
         raise UserError(
             f"Expected the weights that {run.path} was recorded with, got others in {name}: give "
-            "their folder by --model."
+            "the folder of that model."
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from twell.workbench.errors import UserError
@@ -32,7 +32,7 @@ def sources_of(texts: str | Path | TextSource | Sequence[str | Path | TextSource
     A string is a name where it has a source's form and no white space, or is a file's; a Path always is one.
     Raises UserError for a name that is no source, and for no text at all.
     """
-    given = [texts] if isinstance(texts, (str, Path, TextSource)) else list(texts)
+    given = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, (str, Path, TextSource)) else [texts]
     sources: list[TextSource] = []
     plain: list[str] = []
     for one in given:

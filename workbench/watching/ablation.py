@@ -43,6 +43,9 @@ def ablate(model: nn.Module, neurons: Mapping[int, Neurons], *, ffns: FFNs | Non
     neurons: by layer, their numbers, or a mask of bools [d_ff]; ffns: as in `watch`, for a module of yours
     Raises UserError for a layer or a neuron that is not there.
     """
+    if not isinstance(neurons, Mapping):
+        got = type(neurons).__name__
+        raise UserError(f"Expected neurons by layer, as in {{3: [17, 42]}}, got a {got}: name the layer of each.")
     inner = unwrapped(model)
     name = type(inner).__name__
     layers = _layers(name, inner, ffns)
@@ -77,7 +80,10 @@ def threshold(model: nn.Module, values: float | Sequence[float]) -> Iterator[Non
     if not isinstance(inner, PreTrainedModel):
         raise UserError(f"Expected a model of transformers, got a {name}: its FFNs cannot be found.")
     downs = own_code.maps_back(name, inner)
-    each = [float(values)] * len(downs) if isinstance(values, int | float) else [float(value) for value in values]
+    try:
+        each = [float(values)] * len(downs) if isinstance(values, int | float) else [float(value) for value in values]
+    except (TypeError, ValueError):
+        each = []
     if len(each) != len(downs) or not all(0 <= value < math.inf for value in each):
         raise UserError(f"Expected a threshold of at least 0, or {len(downs)} of them, one a layer, got {values}.")
     with ExitStack() as stack:
@@ -121,7 +127,12 @@ def _columns(down: nn.Module) -> NeuronTensors:
 
 def _numbers(given: Neurons, layer: int, d_ff: int, device: torch.device) -> Tensor:
     """Return the neurons of a layer, int64. Raises UserError for one that is not there."""
-    index = torch.as_tensor(given, device=device)
+    try:
+        index = torch.as_tensor(given, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        index = torch.empty(0, device=device)
+    if index.is_floating_point() and (index.numel() or isinstance(given, str) or len(given)):
+        raise UserError(f"Expected neurons of layer {layer} as whole numbers, or a mask of bools, got {given!r}.")
     if index.dtype is torch.bool:
         if index.shape != (d_ff,):
             raise UserError(f"Expected a mask of {d_ff} neurons for layer {layer}, got {list(index.shape)}.")

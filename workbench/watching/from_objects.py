@@ -56,6 +56,8 @@ def capture(
     for name in options:
         if name not in known or (name in OF_A_PATH and isinstance(model, nn.Module)):
             raise UserError(f"Expected options of a capture, such as tokens or examples, got {name}.")
+    if options.get("fired") is not None and not isinstance(options["fired"], str):
+        options["fired"] = ",".join(map(str, options["fired"]))
     sources = sources_of(texts)
     given: dict[str, Any] = {"text": tuple(source.name for source in sources), **options}
     folder = _temporary() if out is None else Path(out)

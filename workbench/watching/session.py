@@ -17,6 +17,7 @@ Cost: that of counting (see the log), some 50 µs of the host a call, and a byte
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -97,6 +98,8 @@ class watch(Answers):  # called like a function, in a with statement
         self._folder: Path | None = None
         self._batches = 0
         self._entered = self._ended = False
+        if threshold is not None and not 0 <= threshold < math.inf:
+            raise UserError(f"Expected a threshold of at least 0, got {threshold}.")
         if probes not in ("counts", "neurons"):
             raise UserError(f"Expected probes of counts or neurons, got {probes!r}.")
         if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerFast):

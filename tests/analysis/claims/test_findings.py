@@ -263,7 +263,11 @@ def test_from_the_command_line(run: Run, bos_run: Run) -> None:
     assert completed.stdout == side_by_side([run, bos_run]) + "\n"
 
 
-def test_the_command_line_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_without_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["twell.analysis", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("twell.analysis", run_name="__main__")
+    assert not ended.value.code and capsys.readouterr().out.startswith("python -m twell.analysis RUN …: ")
     monkeypatch.setattr(sys, "argv", ["twell.analysis"])
     with pytest.raises(SystemExit, match=r"^Expected one run or more: python -m twell\.analysis RUN …$"):
         runpy.run_module("twell.analysis", run_name="__main__")

@@ -18,6 +18,7 @@ from twell.workbench import load_pruned, threshold, watch
 from twell.workbench.ablations.options import PruneOptions
 from twell.workbench.ablations.prune import command, prune
 from twell.workbench.errors import UserError
+from twell.workbench.models.load import load
 from twell.workbench.models.own_code import maps_back
 from twell.workbench.models.threshold_ffn import sizes
 from twell.workbench.run.store import Run
@@ -150,3 +151,17 @@ def test_wrong_masks_are_one_sentence(tiny: Path) -> None:
     keep[1] = False
     with pytest.raises(UserError, match="none in layer 1"):
         prune(model, keep)
+
+
+def test_refusals_name_no_option_that_the_command_lacks(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights of another model, to `twell prune`; a SiLU model, to `twell bench`: neither has the option."""
+    run = run_capture(tiny, tmp_path / "run", texts)
+    with pytest.raises(UserError, match="got others in builtin:demo: give the folder of that model"):
+        command(PruneOptions(model="builtin:demo", run=run.path, out=tmp_path / "small", device="cpu"))
+    config = json.loads((tiny / "config.json").read_text())
+    (tmp_path / "silu").mkdir()
+    (tmp_path / "silu" / "config.json").write_text(json.dumps(config | {"hidden_act": "silu"}))
+    with pytest.raises(UserError, match=r"has no zeros to count; .* by `twell capture --threshold 0.01`"):
+        load(str(tmp_path / "silu"), None, "cpu")

@@ -193,6 +193,7 @@ def test_capture_from_objects(tiny: Path, model: Any, texts: tuple[str, ...], tm
             capture(model, "a text", **wrong)
     with pytest.raises(UserError, match="nothing there"):
         capture(model, "missing.txt")
+    assert capture(model, "a text", fired=[1, 2]).manifest.options["fired"] == "1,2", "as a watch takes them"
 
 
 def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.watched import same_state, state_of
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from twell.workbench import ablate, capture, watch
+from twell.workbench import ablate, capture, prune, threshold, watch
 from twell.workbench.errors import UserError
 from twell.workbench.watching.hooks import LISTENERS
 
@@ -40,6 +42,25 @@ def sentence(call: Callable[[], Any]) -> str:
 def enter(*args: Any, **keywords: Any) -> None:
     with watch(*args, **keywords):
         pass
+
+
+def unfit(value: Any) -> Any:
+    """Return what the types refuse already."""
+    return value
+
+
+def test_no_neurons_and_one_are_taken(small: Any) -> None:
+    """An empty list silences nothing; a mask and the numbers that it holds silence the same."""
+    ids = torch.arange(1, 9)[None]
+    mask = torch.zeros(32, dtype=torch.bool)
+    mask[5] = True
+    with torch.no_grad():
+        logits = []
+        for neurons in ([], [5], mask, torch.tensor([5])):
+            with ablate(small, {1: neurons}):
+                logits.append(small(ids).logits)
+        assert torch.equal(logits[0], small(ids).logits) and not torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[1], logits[2]) and torch.equal(logits[1], logits[3])
 
 
 class Silu(nn.Module):
@@ -151,6 +172,14 @@ def test_arguments(small: Any, tmp_path: Path) -> None:
         "a fast tokenizer": lambda: enter(small, "tokenizer"),
         "probes of counts": lambda: enter(small, probes="all"),
         "layers from 0 to 1": lambda: enter(small, fired=[2]),
+        "a threshold of at least 0, got -1": lambda: enter(small, threshold=-1),
+        "a threshold of at least 0, got nan": lambda: enter(small, threshold=math.nan),
+        "as whole numbers, or a mask of bools, got [1.5]": lambda: ablate(small, {0: [1.5]}).__enter__(),
+        "as whole numbers, or a mask of bools, got '17'": lambda: ablate(small, {0: "17"}).__enter__(),
+        "neurons by layer, as in {3: [17, 42]}, got a list": lambda: ablate(small, unfit(["L0/N1"])).__enter__(),
+        "one a layer, got x": lambda: threshold(small, unfit("x")).__enter__(),
+        "to prune, got a str": lambda: prune("models/mine", np.ones((2, 32), bool)),
+        "strings, paths or sources, got a int": lambda: capture(small, unfit(5)),
     }
     before = state_of(small)
     for expected, call in cases.items():
