@@ -18,11 +18,13 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from twell.analysis.memo import memoized
 from twell.analysis.tokens.text_around import sides
 from twell.workbench.run.store import Run
 
 WIDTH = 10  # tokens shown on each side
 LETTER = rb"[A-Za-z0-9\x80-\xff]"  # of which words are made, as in `summaries.z_scores`
+AT_ONCE = 300  # places of a whole word that are sought at least, so that those who ask for few share one search
 FIRST = 12  # tokens of which the beginning of a passage is made
 
 
@@ -40,6 +42,12 @@ def places_of(run: Run, words: str, limit: int = 12, width: int = WIDTH, whole: 
 
 def starts_of(run: Run, words: str, limit: int, whole: bool = False) -> pd.DataFrame:
     """Return what `places_of` does without the text: columns sequence, position."""
+    return _starts(run, words, max(limit, AT_ONCE) if whole else limit, whole).head(limit)
+
+
+@memoized
+def _starts(run: Run, words: str, limit: int, whole: bool) -> pd.DataFrame:
+    """Return what `starts_of` does, searching the text."""
     run.parts("activity")  # raises Missing
     spelled = rb"\s+".join(re.escape(word.encode()) for word in words.split())
     pattern = re.compile(_bounded(words, spelled)) if whole and spelled else re.compile(spelled, re.IGNORECASE)
