@@ -88,16 +88,17 @@ def _text(frame: pd.DataFrame) -> str:
 
 
 def of_one_text(runs: Sequence[Run]) -> bool:
-    """Return whether the runs read one text with one vocabulary, so that their losses can be compared.
+    """Return whether the runs read one text, as much of it, with one vocabulary, so that their losses can be compared.
 
     A text's checksum is recorded when a capture ends, so this is False for a run that is being recorded or was killed;
     and for one that is used without damaged parts.
     """
     if any(run.left_out for run in runs):
         return False
-    texts = {tuple(entry.get("sha256") for entry in run.manifest.text) for run in runs}
+    read = ("sha256", "documents", "tokens")  # a checksum is of blocks that were opened, which --tokens may leave early
+    texts = {tuple(tuple(entry.get(name) for name in read) for entry in run.manifest.text) for run in runs}
     vocab_sizes = {run.manifest.tokenizer["vocab_size"] for run in runs}
-    return len(texts) == len(vocab_sizes) == 1 and None not in texts.pop()
+    return len(texts) == len(vocab_sizes) == 1 and None not in {entry[0] for entry in texts.pop()}
 
 
 def _require_two(runs: Sequence[Run]) -> None:
@@ -130,7 +131,7 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     beaten = (behind & ((loss[:, None] > loss) | (firing[:, None] > firing))).any(axis=1)
     frame["best"] = pd.array(np.where(np.isnan(loss), None, ~beaten), dtype="boolean")
     same_text = of_one_text(runs)
-    note = "the same text" if same_text else "texts or vocabularies differ, so losses cannot be compared"
+    note = "the same text" if same_text else "texts, their lengths or vocabularies differ, so losses cannot be compared"
     left_out = [f"{run.name}: {run.left_out.rstrip('.')}" for run in runs if run.left_out]
     note = "; ".join(["losses over other tokens cannot be compared", *left_out]) if left_out else note
     frame.attrs = {"note": "; ".join([note, *damaged]), "comparable": same_text, "speed_notes": notes}

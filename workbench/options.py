@@ -57,6 +57,7 @@ class CaptureOptions:
         0.01,
         help="share of the capture's time that dense layers may take once each was timed; 1: every layer in each batch",
         least=0,
+        most=1,
     )
     loss: bool = option(True, help="record the loss of the next token")
     probes: Literal["counts", "neurons", "all"] = option(

@@ -31,9 +31,11 @@ def neurons_at(run: Run, sequence: int, position: int) -> pd.DataFrame:
     Of the layers that the run's table `fired` covers. Raises Missing if that has no row of this token.
     """
     rows = []
+    filters: list[tuple[str, str, object]] = [("sequence", "=", sequence), ("position", "=", position)]
     if run.has("fired"):
-        filters: list[tuple[str, str, object]] = [("sequence", "=", sequence), ("position", "=", position)]
         rows = run.rows("fired", filters, ["layer", "neuron", "value"]).to_pylist()
+    if not rows and run.has("activity") and not run.rows("activity", filters, ["position"]).num_rows:
+        raise Missing(f"{run.name} holds no token at {position} of sequence {sequence}.")
     if not rows:
         raise Missing(f"{run.name} keeps no firings of the token at {position}: capture with --fired all to see them.")
     lengths = [len(row["neuron"]) for row in rows]

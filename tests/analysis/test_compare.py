@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from scipy import stats
 from support.clusters import centred_error, effective, pooled
 from support.questions import degrees
+from support.rewritten import edit_manifest
 
 from twell.analysis import (
     by_layer,
@@ -260,6 +262,16 @@ def test_a_run_whose_text_has_no_checksum_yet_is_like_no_other(run: Run, made: M
     for runs in ([run, one], [one, two]):
         assert not compare_runs(runs).attrs["comparable"]
         assert not compare_layers(runs)["paired"].any()
+
+
+@pytest.mark.parametrize("name", ["documents", "tokens"])
+def test_losses_over_more_of_one_text_are_not_compared(run: Run, sparser: Run, tmp_path: Path, name: str) -> None:
+    """As with another --tokens: the checksum is the same, but the losses are over other tokens."""
+    longer = open_run(shutil.copytree(sparser.path, tmp_path / "longer"))
+    assert compare_runs([run, longer]).attrs["comparable"]
+    edit_manifest(longer.path, lambda manifest: manifest["text"][0].update({name: 7}))
+    table = compare_runs([run, open_run(longer.path)])
+    assert not table.attrs["comparable"] and "their lengths" in table.attrs["note"]
 
 
 def test_two_vocabularies_of_one_size_are_told_apart(

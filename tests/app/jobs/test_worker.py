@@ -105,7 +105,7 @@ def test_neurons_of_a_token_beside_what_the_run_knows_of_them(captured: Run) -> 
     rarest = ordered(table, "density", layer=3)
     assert rarest["density"].is_monotonic_increasing
     assert set(rarest["layer"]) == {3}
-    with pytest.raises(Missing, match="keeps no firings of the token at 400"):
+    with pytest.raises(Missing, match="holds no token at 400 of sequence 0"):
         neurons_at(captured, 0, 400)
 
 

@@ -67,8 +67,10 @@ def test_names_that_nothing_recorded_could_hold(tiny: Path, tmp_path: Path, refu
 def test_options(refused: Twell) -> None:
     assert "--tokens of at least 1, got 0" in refused("--tokens", "0")
     assert "--batch-tokens of at least 1, got -5" in refused("--batch-tokens", "-5")
-    for name, value in (("--examples", "-3"), ("--timings", "-1"), ("--timings-share", "-0.5"), ("--generate", "-1")):
+    for name, value in (("--examples", "-3"), ("--timings", "-1"), ("--generate", "-1")):
         assert f"{name} of at least 0, got {value}" in refused(name, value)
+    for share in ("-0.5", "1.5"):
+        assert f"--timings-share from 0 to 1, got {share}" in refused("--timings-share", share)
     for seed in ("-1", str(2**32)):
         assert f"--seed from 0 to 4294967295, got {seed}" in refused("--seed", seed)
     assert "--fired as LAYERS[:SHARE], layers from 0 to 2" in refused("--fired", "3")
