@@ -3,7 +3,7 @@
     concentration(run)   a row a layer: the share of the busiest 1, 5, 10 and 20 %, Gini, dead and one-token neurons
     lorenz(run)          the curve behind it: share of firings by share of neurons, busiest first
     dead_curve(run)      the share of neurons without a firing, by the number of sequences read
-    dead_neurons(run)    their list; dead_mask(run) the same as an array, to prune or to restart them with
+    dead_neurons(run)    their list; dead_mask(run) the same as an array, to restart them with
 
 All count unflagged tokens, from the summary `neurons`. Cost: 20 ms for 45 000 neurons.
 """
@@ -117,7 +117,11 @@ def dead_curve(run: Run, points: int = 40) -> pd.DataFrame:
 
 
 def dead_mask(run: Run) -> NDArray[np.bool_]:
-    """Return which neurons never fired, bool [layers, d_ff]."""
+    """Return which neurons never fired in the run's unflagged tokens, bool [layers, d_ff].
+
+    First and special tokens may fire them all the same, so that a model pruned by this mask has other logits: `twell
+    prune` reads those tokens too.
+    """
     return _dead(open_summaries(run))
 
 

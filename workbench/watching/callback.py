@@ -51,13 +51,13 @@ class TwellCallback(TrainerCallback):
         ffns: FFNs | None = None,
         threshold: float | None = None,
     ) -> None:
+        self.watch: watch | None = None
+        self._log: TrainingLog | None = None  # both are closed also where an argument is refused
         if every < 1:
             raise UserError(f"Expected every= of at least 1 step, got {every}.")
         self.every, self.prefix = every, prefix
         self._out = None if out is None else Path(out)
         self._given: dict[str, Any] = {"ffns": ffns, "threshold": threshold}
-        self.watch: watch | None = None
-        self._log: TrainingLog | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
         """Begin to watch the trainer's model."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from twell.analysis.training import training_layers, training_steps
 from twell.workbench import TwellCallback, open_run
+from twell.workbench.errors import UserError
 
 pytest.importorskip("accelerate")
 
@@ -100,3 +103,13 @@ def test_a_step_in_several(tiny: Path, load_object: Callable[..., Any], tmp_path
     callback.close()
     assert not any("forward" in vars(module) or module._forward_hooks for module in model.modules())
     assert before == [(name, id(p), p.data_ptr(), p.stride()) for name, p in model.named_parameters()]
+
+
+def test_a_refused_callback_leaves_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python calls `__del__` of an object whose arguments were refused, and prints what that raises."""
+    raised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    with pytest.raises(UserError, match="every= of at least 1 step, got 0"):
+        TwellCallback(every=0)
+    gc.collect()
+    assert not raised
