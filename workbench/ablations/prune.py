@@ -51,8 +51,8 @@ def prune(model: Any, keep: NDArray | Tensor, per_layer: bool = False) -> Any:
 
     keep: bool [layers, d_ff]. Where a layer keeps fewer than its width, its first others fill it up. per_layer: whether
     each layer has its own width, a multiple of 8, instead of the widest; what is saved then is read by `load_pruned`.
-    Logits stay where the others fire on no token at all. `analysis.dead_mask` tells less: a run's counts leave first and
-    special tokens out, which need neurons of their own, so `twell prune` reads the text again.
+    Logits stay where the others fire on no token at all. `analysis.dead_mask` tells less: a run's counts leave first
+    and special tokens out, which need neurons of their own, so `twell prune` reads the text again.
     Raises UserError for a mask of another shape, for one that takes all of a layer, and for other families.
     """
     if not isinstance(model, PreTrainedModel):
