@@ -40,6 +40,7 @@ from twell.workbench.text.recorded import recorded_sequences
 from twell.workbench.text.vocabulary import special_ids
 
 ROUNDS = 3
+ROUGH = 1.2  # from which ratio of a way's greatest turn to its least its figures are called rough
 PROBES = ("counts", "neurons", "all")
 WAYS = 2 + len(PROBES)  # kinds of passes that are timed: without probes, with each kind of probe, dense
 ROUNDING = {"float64": 2.0**-52}  # of a product's accumulator; of every other dtype 2^-23
@@ -80,7 +81,12 @@ def verify(options: VerifyOptions) -> Run:
 def report(parity: dict[str, Any], overhead: dict[str, Any]) -> list[str]:
     """Return the results, a line for each question."""
     ways = (*PROBES, "dense")
-    times = ", ".join(f"{way} {overhead[f'{way}_over_none']:.2f}" for way in ways)
+    ranges = {way: overhead[f"{way}_over_none_range"] for way in ways}
+    times = ", ".join(
+        f"{way} {overhead[f'{way}_over_none']:.2f} ({low:.2f}–{high:.2f})" for way, (low, high) in ranges.items()
+    )
+    widest = max(high / low for low, high in ranges.values())
+    rough = f"; rough, as turns differ up to {widest:.1f} ×: a busy machine, or too few --tokens" * (widest >= ROUGH)
     counts = (
         f"{parity['counts']:,} compared, {parity['differing']:,} differ, {parity['beyond_rounding']:,} beyond rounding"
     )
@@ -89,7 +95,8 @@ def report(parity: dict[str, Any], overhead: dict[str, Any]) -> list[str]:
         f"  logits  at most {parity['logit_error']:.1e} of the greatest off the checkpoint's own code; "
         f"{parity['same_choice']:.2%} the same first choice",
         f"  counts  {counts if parity['counts'] else 'above a threshold: not compared'}",
-        f"  time    {times} × a pass that watches nothing (medians of {overhead['rounds']})",
+        f"  time    {times} × a pass that watches nothing, medians of {overhead['rounds']} turns "
+        f"(least–greatest){rough}",
     ]
 
 
@@ -169,7 +176,7 @@ class Counts:
 def overhead(loaded: LoadedModel, texts: list[Batch], loss: bool, done: Callable[[], object]) -> dict[str, Any]:
     """Time passes with each probe and dense, over passes with no probe; return the manifest's `overhead`.
 
-    The ratios are medians over ROUNDS turns. done: called after each batch
+    The ratios are medians over ROUNDS turns, and ranges their least and greatest. done: called after each batch
     """
 
     def passes(probes: str, run_dense: bool = False) -> None:
@@ -184,11 +191,11 @@ def overhead(loaded: LoadedModel, texts: list[Batch], loss: bool, done: Callable
     operations: dict[str, Any] = {name: partial(passes, name) for name in ("none", *PROBES)}
     operations["dense"] = partial(passes, "none", True)
     took = time_in_turns(operations, loaded.device, ROUNDS)
-    ratios = {
-        name: statistics.median(one / none for one, none in zip(times, took["none"], strict=True))
-        for name, times in took.items()
-    }
-    result: dict[str, Any] = {f"{name}_over_none": round(ratios[name], 4) for name in (*PROBES, "dense")}
+    result: dict[str, Any] = {}
+    for name in (*PROBES, "dense"):
+        ratios = [one / none for one, none in zip(took[name], took["none"], strict=True)]
+        result[f"{name}_over_none"] = round(statistics.median(ratios), 4)
+        result[f"{name}_over_none_range"] = [round(min(ratios), 4), round(max(ratios), 4)]
     return result | {"rounds": ROUNDS, "device": loaded.device.type, "kernel": _kernel(loaded, texts)}
 
 

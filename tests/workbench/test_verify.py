@@ -14,7 +14,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.options import VerifyOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import open_run
-from twell.workbench.verify import overhead, verify
+from twell.workbench.verify import PROBES, overhead, report, verify
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -38,7 +38,18 @@ def test_a_run_is_verified(
     assert manifest.status == "complete" and run.damaged() == []
     printed = capsys.readouterr().out
     assert f"counts  {manifest.parity['counts']} compared" in printed and "0 beyond rounding" in printed
-    assert f"dense {manifest.overhead['dense_over_none']:.2f}" in printed
+    dense, (low, high) = (manifest.overhead[f"dense_over_none{end}"] for end in ("", "_range"))
+    assert low <= dense <= high and f"dense {dense:.2f} ({low:.2f}–{high:.2f})" in printed
+
+
+def test_turns_that_differ_are_called_rough() -> None:
+    parity = {"tokens": 1, "dtype": "", "kernel": "", "logit_error": 0, "same_choice": 1, "counts": 0}
+    parity |= {"differing": 0, "beyond_rounding": 0}
+    for high, expected in ((1.1, False), (1.5, True)):
+        times: dict[str, Any] = {f"{way}_over_none": 1.0 for way in (*PROBES, "dense")}
+        times |= {f"{way}_over_none_range": [0.95, 1.0] for way in (*PROBES, "dense")}
+        times |= {"counts_over_none_range": [1.0, high], "rounds": 3}
+        assert ("rough, as turns differ up to 1.5 ×" in report(parity, times)[-1]) == expected
 
 
 def test_what_others_wrote_meanwhile_stays(

@@ -121,6 +121,10 @@ def refuse_other_model(run: Run, own: OwnModel) -> None:
 
 def _captured(options: AblateOptions) -> AblateOptions:
     """Capture a model on a text, and return the options of a study of that run."""
+    if not Path(options.target).exists() and not options.text:
+        raise UserError(
+            f"Expected a run's folder, or a model with --text and --out, got {options.target}: there is no such folder."
+        )
     if not options.text or options.out is None:
         raise UserError(
             f"Expected a run, or a model with --text and --out, got {options.target}: give a run's folder, or a text "

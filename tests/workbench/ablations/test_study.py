@@ -244,6 +244,12 @@ def test_a_wrong_condition_is_one_sentence(run: Run, condition: str, sentence: s
     assert open_run(run.path).manifest == before
 
 
+def test_a_run_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    for target, sentence in ((tmp_path / "none", "there is no such folder"), (tmp_path, "give a run's folder, or a")):
+        with pytest.raises(UserError, match=sentence):
+            ablate(AblateOptions(target=str(target)))
+
+
 def test_another_model_is_refused(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Expected the weights that"):
         ablate(options(run, "dead", model=str(save_model(tmp_path / "other", intermediate_size=128))))
