@@ -139,13 +139,21 @@ def _dead(summaries: Summaries) -> tuple[dict[str, Any], str]:
         "dead_documents": np.full(run.layers, min(1.0, of_documents)),
         "dead_waking": np.minimum(once * (once - 1) / (2 * (twice + 1)), dead),
     }
+    waking = _waking(round(columns["dead_waking"].sum()), int(dead.sum()))
     return columns, (
         f"dead: no firing in {sequences:,} sequences, so such a neuron fires in less than {100 * of_sequences:.2g} % "
         f"of sequences with 95 % confidence, were they independent; of {tokens:,} unflagged tokens, were these "
-        f"independent, on fewer than {of_tokens:.2g}; of the {dead.sum():,} about "
-        f"{columns['dead_waking'].sum():,.0f} or more would fire "
-        "on more such text (Chao's estimate)"
+        f"independent, on fewer than {of_tokens:.2g}; {waking}"
     )
+
+
+def _waking(waking: int, dead: int) -> str:
+    """Return what Chao's estimate, a least number, says of neurons that more text would wake."""
+    if waking == 0:
+        return (
+            f"nothing says that more such text would wake any of the {dead:,} (Chao's estimate, a least number, is 0)"
+        )
+    return f"more such text would wake at least about {waking:,} of the {dead:,} (Chao's estimate)"
 
 
 def mean_over_layers(run: Run) -> tuple[float, float, float]:

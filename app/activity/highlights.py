@@ -120,10 +120,12 @@ def _surprisal(run: Run) -> str:
     strongest = frame.loc[frame["spearman"].abs().idxmax()]
     low, high = fixed(strongest["low"]), fixed(strongest["high"])
     interval = f"95{SPACE}% {low} to {high}, " if pd.notna(strongest["low"]) else ""  # a run of one document has none
-    more = int((frame["spearman"] > 0).sum())
+    more, fewer = int((frame["low"] > 0).sum()), int((frame["high"] < 0).sum())
+    rest = len(frame) - more - fewer
+    neither = f", and neither for sure in {rest}" if rest else ""
     return (
         f"Where the next token is harder to predict, a token fires more neurons in {more} of "
-        f"{plural(len(frame), 'layer')}, fewer in {len(frame) - more}: rank correlations from "
+        f"{plural(len(frame), 'layer')}, fewer in {fewer}{neither}: rank correlations from "
         f"{fixed(frame['spearman'].min())} to {fixed(frame['spearman'].max())}, strongest in layer "
         f"{strongest['layer']:.0f} ({interval}n = {whole(strongest['n'])})."
     )

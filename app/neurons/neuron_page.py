@@ -209,7 +209,7 @@ def draw_examples(run: Run, layer: int, neuron: int) -> None:
     largest = f"{plural(len(top), 'largest value')} of the run"
     counted = histogram_of(run, layer, neuron)
     of = "in the sample" if counted is None else "among all its firings"
-    spread = "" if counted is None else " drawn evenly from the doublings of its values"
+    spread = "" if counted is None else " spread evenly over its range of values, on a scale of doublings"
     sampled_firings = f"a random sample of {plural(len(sample), 'firing')}{spread}, with percentiles {of}"
     caption = (
         f"The {largest}, then {sampled_firings}. Each token is shaded by the neuron's value there, from 0 to "

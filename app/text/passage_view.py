@@ -64,11 +64,11 @@ def tooltip(row: dict[str, Any], name: str, neuron_line: str, percentile: float,
         f"position {row['position']}" + (", generated" if row["phase"] == DECODE else ""),
         f"{whole(row['nnz'])} neurons over all layers",
         f"percentile {percentile:.0f} of the run's tokens",
-        f"surprisal {number(row['surprisal'])}, loss {number(row['loss'])} nats",
+        f"surprisal {number(row['surprisal'])} nats, of the next token {number(row['loss'])}",
     ]
     lines += [neuron_line] if neuron_line else []
     lines += [f"not counted: {', '.join(reasons)}"] if reasons else []
-    lines.append("")
+    lines += ["", "nnz by layer; a full bar is its 99th percentile"]
     for layer, (column, full) in enumerate(full_bars.items()):
         lines.append(f"L{layer:<3}{row[column]:>5} {bar(row[column] / max(full, 1))}")
     return "\n".join(lines)
@@ -111,7 +111,7 @@ def passage_html(
         if index == in_pane:
             pane += html.escape(text) if not said else f"<span>{FULLEST}{html.escape(text)}</span>"
         spans.append(_token(row, texts[index], text, float(shares[index]), index == shown, run, parameters))
-    lines = len(full_bars) + 7 + any(neuron_lines) + 3 * bool(said)
+    lines = len(full_bars) + 8 + any(neuron_lines) + 3 * bool(said)
     height = 1.2 * lines  # of the pane, in rem; fixed, so that nothing moves
     return (
         f'<div class="tw-text" style="--pane: {height:.1f}rem">'

@@ -15,7 +15,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
-from twell.analysis import by_layer, by_word, position_blocks, speedup
+from twell.analysis import by_layer, by_word, position_blocks, speedup, surprisal_correlation
 from twell.analysis.figures.overview import layer_by_layer
 from twell.app.ui.formatting import number, percent, times
 from twell.app.ui.widgets import LINKS, with_links
@@ -97,6 +97,14 @@ def test_what_was_verified_is_said_in_words(show: Show, made: ModuleType, tmp_pa
     html = markup(show(tmp_path, run="checked")).replace("\u202f", " ")
     assert "the same next token for 99.36 % of 40 960 tokens; 8 of 327 680 counts differ, none by more than" in html
     assert "0.998 × with counts, 1.02 × with everything" in html
+
+
+def test_a_correlation_that_may_be_none_is_of_neither_kind(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    rows = surprisal_correlation(made.make(tmp_path / "few", layers=3, sequences=6, seed=1))
+    more, fewer = int((rows["low"] > 0).sum()), int((rows["high"] < 0).sum())
+    assert more + fewer < len(rows)
+    said = f"fires more neurons in {more} of {len(rows)} layers, fewer in {fewer}, and neither for sure in "
+    assert said in markup(show(tmp_path, run="few")).replace("\u202f", " ").replace("\xa0", " ")
 
 
 def test_tokens_of_the_sentences_are_links_to_their_pages(show: Show, runs: Path, hostile: dict[int, str]) -> None:
