@@ -112,8 +112,9 @@ def draw_layers(run: Run) -> None:
                     f"{sentence[0].lower()}{sentence[1:]}"
                 )
             st.html(
-                f'<p class="tw-said">A long bar of speedup is a gain that you have already. {sentence} '
-                f'Its bar is amber. <a class="plain tw-chip" href="{link("kernels")}">Each layer, on Kernels →</a></p>'
+                f'<p class="tw-said">A long bar of speedup is a gain made already. {sentence} '
+                f'Its bar is amber. <a class="plain tw-chip" href="{link("kernels")}">'
+                "Each layer, on Kernels\u00a0→</a></p>"
             )
     alt = "By layer: mean nnz by position, nnz of a token, neurons that never fired, FFN speedup"
     figure = built_once(widgets.with_links, layer_by_layer, blocks, by_layer, speedup)

@@ -64,11 +64,11 @@ def tooltip(row: dict[str, Any], name: str, neuron_line: str, percentile: float,
         f"position {row['position']}" + (", generated" if row["phase"] == DECODE else ""),
         f"{whole(row['nnz'])} neurons over all layers",
         f"percentile {percentile:.0f} of the run's tokens",
-        f"surprisal {number(row['surprisal'])} nats, of the next token {number(row['loss'])}",
+        f"surprisal {number(row['surprisal'])} nats; the next {number(row['loss'])}",
     ]
     lines += [neuron_line] if neuron_line else []
     lines += [f"not counted: {', '.join(reasons)}"] if reasons else []
-    lines += ["", "nnz by layer; a full bar is its 99th percentile"]
+    lines += ["", "nnz by layer; full: 99th percentile"]
     for layer, (column, full) in enumerate(full_bars.items()):
         lines.append(f"L{layer:<3}{row[column]:>5} {bar(row[column] / max(full, 1))}")
     return "\n".join(lines)

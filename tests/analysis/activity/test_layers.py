@@ -13,6 +13,7 @@ from scipy import stats
 from support.questions import degrees
 
 from twell.analysis import by_layer, layer_histogram
+from twell.analysis.activity.layers import _waking
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -45,6 +46,10 @@ def test_by_layer(run: Run, rows: pd.DataFrame, used: pd.DataFrame, flagged: boo
     once, twice = ((by_neuron == n).groupby("layer").sum() for n in (1, 2))
     assert list(table["dead_waking"]) == list(np.minimum(once * (once - 1) / (2 * (twice + 1)), run.d_ff - fired))
     assert f"{unflagged:,}" in table.attrs["note"]
+    waking, dead = round(table["dead_waking"].sum()), int(table["dead"].sum())
+    said = f"would wake at least about {waking:,} of the {dead:,}" if waking else f"would wake any of the {dead:,}"
+    assert said in table.attrs["note"]
+    assert "would wake any of the 7 (" in _waking(0, 7) and "at least about 2 of the 7 (" in _waking(2, 7)
     assert table.attrs["definition"] == run.manifest.nnz_definition
 
 

@@ -106,7 +106,7 @@ def test_the_whole_pass_stands_beside_the_ffn_speedup(show: Callable[..., AppTes
     numbers = overview_of(timed)
     unsure = numbers["speedup_turns"] < 2 or numbers["speedup_low"] <= 1 <= numbers["speedup_high"]
     few = "These timings are too few to tell one layer from another; as they stand, layer 3" if unsure else "Layer 3"
-    said = f"A long bar of speedup is a gain that you have already. {few} has most to gain: 0.38 ms"
+    said = f"A long bar of speedup is a gain made already. {few} has most to gain: 0.38 ms"
     assert overview.index("Layer by layer") < overview.index(said) < overview.index("Worth a look")
     *_, speeds = [trace for trace in figure(page, "layer-by-layer")["data"] if trace.get("orientation") == "h"]
     assert [layer for layer, color in enumerate(speeds["marker"]["color"]) if color == AMBER] == [3]

@@ -32,10 +32,13 @@ CUDA = [source for source in SOURCES if source.path.endswith(".cu")]
 BINDINGS = [source for source in SOURCES if source.path.endswith(".cpp")]
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command in a thread. Its environment is a copy: pytest changes the process's own before each test, and a
-    start that reads it at that moment fails with "Bad address"."""
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ.copy())
+def run(command: list[str], check: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a command in a thread, as subprocess.run does.
+
+    Its environment is a copy: pytest changes the process's own before each test, and a start that reads it at that
+    moment fails with "Bad address".
+    """
+    return subprocess.run(command, capture_output=True, text=True, check=check, env=os.environ.copy())
 
 
 def compiled(nvcc: str, source: Source, out: Path, *how: str) -> tuple[bool, str]:
@@ -55,7 +58,7 @@ def compiled(nvcc: str, source: Source, out: Path, *how: str) -> tuple[bool, str
 
 def _digest(nvcc: str, command: list[str], source: Path) -> str:
     """Return a hash of what decides nvcc's answer: itself, the command, the source, every header, torch's version."""
-    version = run([nvcc, "--version"]).stdout
+    version = run([nvcc, "--version"], check=True).stdout
     words = " ".join(command)  # the same wherever the checkout and torch lie
     for folder in (build.CSRC, Path(torch.__file__).parent):
         words = words.replace(str(folder), "")
