@@ -28,6 +28,8 @@ MUTANTS = [
         ("slot + 1", "slot"),
         ("others += cta == rank ? all : 0;", None),
         ("first + sum <= k.capacity", "first + sum < k.capacity"),
+        ("*base > k.capacity", "*base >= k.capacity"),
+        ("fired += f.nnz[row]", "fired += 2 * f.nnz[row]"),
         ("*listed > kListed", "*listed > 2 * kListed"),
         (
             "counts_here && column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns",

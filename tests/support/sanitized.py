@@ -128,6 +128,7 @@ def squares() -> Iterator[FFNParams]:
     yield make(2100, 64, 264, -40, **options, **COUNTS)
     yield make(3800, 264, 2904, -70, **options, **COUNTS)
     yield make(2300, 64, 264, -40, activation="relu2", **PLAIN)
+    yield make(22_700, 8, 264, 2, activation="relu2", gated=False, **COUNTS)  # CTAs that take several tiles
 
 
 def portable() -> Iterator[FFNParams]:

@@ -95,6 +95,23 @@ __device__ __forceinline__ unsigned char* hidden_panel(const Ffn& f, int block, 
   return static_cast<unsigned char*>(f.hidden) + (static_cast<int64_t>(block) * f.panels + panel) * kPanelBytes;
 }
 
+// Fills the ring with `steps` of a tile of a cluster of two: x of this CTA's rows, and half of the weights for both CTAs.
+// By a warp.
+__device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                           int m0, int height, int tile, int rank, int steps, int lane) {
+  const int bytes = height * (kTileK * 2) + kBBytes;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step, ring.next()) {
+    wait_as_warp(&s.empty[ring.stage], ring.phase);
+    if (lane == 0) {
+      barrier_expect(&s.full[ring.stage], bytes);
+      tma_load_2d(s.a[ring.stage], &x_map, &s.full[ring.stage], step * kTileK, m0);
+      tma_load_2d_multicast(s.b[ring.stage] + rank * (kBBytes / 2), &w_map, &s.full[ring.stage], step * kTileK,
+                            tile * kTileN + rank * (kTileN / 2), 3);
+    }
+  }
+}
+
 // D[64 x kN] of this warpgroup over `steps` stages. `hook` runs once, some steps into the loop, if there are any steps.
 // Frees each stage, in `kCluster` CTAs, once its products are done. copied: whether threads' own copies are among those
 // that fill the stages. kTransposeA: A's tile is MN-major, [2 blocks of 64 rows][64 of k][64]

@@ -65,7 +65,7 @@ def test_dense_tiles_and_many_rows(activation: dict[str, Any]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [7, 12, 40, 130, 600, 2300])
+@pytest.mark.parametrize("n", [7, 12, 40, 130, 600, 2300, 22_700])
 def test_values_at_the_edges(n: int) -> None:
     """Squares that are not finite, and those that round to 0; an up product of which ReLU makes 0, and one of inf and
     -inf; a row that the up product alone finds not finite has no firings, and none that are used."""

@@ -35,6 +35,15 @@ int main() {
       printf("%d %d ", f.leaves_dense + 2 * f.wide_groups, f.next_group);
     }
   puts("");
+  constexpr int kSizes[][2] = {{1024, 16384}, {1025, 9984}, {1025, 9985}, {3840, 2816}, {3840, 3072}, {131072, 3072}};
+  for (const void* up : {static_cast<const void*>(&f), static_cast<const void*>(nullptr)})
+    for (const auto [rows, d_ff] : kSizes) {
+      f.w_up = up, f.rows = rows, f.d_ff = d_ff, f.d_model = 768;
+      f.blocks = (rows + kBlockRows - 1) / kBlockRows, f.tiles = (d_ff + kTile - 1) / kTile;
+      printf("%d ", persists(f) ? choose_cta_tile(f, 132) == CtaTile{128, 256} ? 1 : 2 : 0);
+    }
+  puts("");
+  f.w_up = &f;
   for (int threes; scanf("%d %d %d %d", &f.rows, &f.d_model, &f.d_ff, &threes) == 4;) {
     f.blocks = (f.rows + kBlockRows - 1) / kBlockRows;
     const auto tile = choose_cta_tile(f, 132);
@@ -54,11 +63,13 @@ class Chosen:
 
 class Choosers:
     """The launchers' choosers, compiled. tiles, ways: all that there are; turned: of models on both sides of
-    where wide groups pay, by choice turned around: dense groups' down weights left alone + 2 wide groups; next."""
+    where wide groups pay, by choice turned around: dense groups' down weights left alone + 2 wide groups; next;
+    persists: of gated and of plain calls, 1 if CTAs take several tiles, and `down` knows which; else 0."""
 
     def __init__(self, program: Path) -> None:
         self.program = program
-        tiles, ways, self.turned = ([*zip(line[::2], line[1::2], strict=True)] for line in self.numbers(""))
+        *pairs, self.persists = self.numbers("")
+        tiles, ways, self.turned = ([*zip(line[::2], line[1::2], strict=True)] for line in pairs)
         self.tiles, self.ways = {*tiles}, {*ways}
 
     def numbers(self, given: str) -> list[list[int]]:
@@ -66,7 +77,7 @@ class Choosers:
         return [[*map(int, line.split())] for line in done.stdout.splitlines()]
 
     def of(self, cases: Iterable[Case]) -> list[Chosen]:
-        _, _, _, *lines = self.numbers("\n".join(" ".join(map(str, case)) for case in cases))
+        _, _, _, _, *lines = self.numbers("\n".join(" ".join(map(str, case)) for case in cases))
         return [Chosen((a, b), (c, d), PATHS[path]) for a, b, c, d, path in lines]
 
 
@@ -102,6 +113,12 @@ def test_a_call_turns_each_choice_around_by_itself(choosers: Choosers) -> None:
         assert choosers.turned[8 * at : 8 * at + 8] == [
             ((leaves ^ a) + 2 * (pays and wide ^ c), after ^ (132 * b)) for c in (0, 1) for b in (0, 1) for a in (0, 1)
         ]
+
+
+def test_ctas_of_plain_calls_take_several_tiles_where_blocks_have_all_rows_and_tiles_are_many(
+    choosers: Choosers,
+) -> None:
+    assert choosers.persists == [0] * 6 + [0, 0, 1, 0, 1, 1]
 
 
 def test_neighbouring_tiles_are_as_wide_as_the_test_of_them_takes_them_for(choosers: Choosers) -> None:

@@ -69,19 +69,33 @@ def test_many_rows_of_few_neurons(n: int, d_model: int, d_ff: int, quiet: float)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("n", "d_model", "d_ff", "quiet"), [(8197, 768, 3072, -40), (8197, 768, 3072, 30), (70_001, 64, 520, 3)], ids=str
+    ("n", "d_model", "d_ff", "quiet"),
+    [(8197, 768, 3072, -40), (8197, 768, 3072, 30), (70_001, 64, 520, 3), (5889, 200, 2024, 400), (45_056, 8, 256, 2)],
+    ids=str,
 )
 def test_plain_narrow_calls_of_many_rows_without_a_plan(
-    monkeypatch: pytest.MonkeyPatch, n: int, d_model: int, d_ff: int, quiet: float
+    monkeypatch: pytest.MonkeyPatch, n: int, d_model: int, d_ff: int, quiet: float, dtype: torch.dtype
 ) -> None:
+    """CTAs that take tile after tile; with words, one for each tile."""
     monkeypatch.setattr(hopper, "NARROW_FEW_TILES", 10**9)
     everything = {"probes": "neurons", "layout": Layout(), "want_packed": True}
-    for options in ({}, {"activation": "relu2"}, {"bias": True} | everything):
-        one = call(n, d_model, d_ff, quiet, gated=False, **options)
-        one.x[n // 2, 3] = float("nan")
+    for options in ({}, {"bias": True}, {"activation": "relu2"}, {"bias": True} | everything):
+        one = call(n, d_model, d_ff, quiet, gated=False, dtype=dtype, **options)
+        one.x[n // 2, 3], one.x[n - 1, 2] = float("nan"), -float("inf")
         assert not hopper.plans(one, n)
         assert_same(hopper.run(one), reference.run(one), (n, options))
+
+
+@pytest.mark.gpu
+def test_plain_narrow_calls_add_up_in_streams_and_graphs() -> None:
+    """The last pair of blocks has one; the call in a workspace that holds another call's marks; the same bits."""
+    one, other = (call(11_001, 136, 1016, quiet, gated=False, activation="relu2") for quiet in (20, -40))
+    assert not hopper.plans(one, len(one.x))
+    gpu_checks.assert_same_on_streams(partial(hopper.run, one))
+    hopper.run(other)
+    assert_same(hopper.run(one), reference.run(one), "after another")
 
 
 @pytest.mark.gpu

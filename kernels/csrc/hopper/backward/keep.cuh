@@ -7,9 +7,10 @@
 // read again. Values in a bucket are in any order: nothing is summed in that order. The sums of |h| have one order of
 // their own.
 //
-// A block whose values no longer fit is left out; one that fires much asks before they are listed, as that takes longer
-// than all else here. If there was one, the backward pass repeats gate, plan, up and `keep`,
-// with memory for all values, each block's at a place of its own; else it copies what was kept there.
+// A block whose values no longer fit is left out. One that fires much asks before they are listed, as that takes longer
+// than all else here: whether those of all rows so far fit, since some without the others are of no use. If a block was
+// left out, the backward pass repeats gate, plan, up and `keep`, with memory for all values, each block's at a place of
+// its own; else it copies what was kept there.
 #pragma once
 
 #include "common/bits.cuh"
@@ -122,7 +123,7 @@ struct Keeping {
   template <typename... First>
   __device__ __forceinline__ void read_union(First... first) const {
     const int64_t list = static_cast<int64_t>(block) * f.panels * kPanelColumns;
-    if (threadIdx.x == 0) *listed = 0;
+    if (threadIdx.x == 0) *listed = 0, *base = 0;
     for (int i = threadIdx.x; i < words; i += kKeepThreads) bits[i] = 0;
     // cursors and fires follow them
     for (int i = threadIdx.x; i < 2 * f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
@@ -139,18 +140,28 @@ struct Keeping {
     __syncthreads();
   }
 
-  // Whether there is no room for a block that fires much. All CTAs of the cluster agree, and the values are counted as used.
-  __device__ __forceinline__ bool is_left_out() const {
+  // Whether to leave out a block that fires much: if the rows up to the last of this launch fire more than there is room
+  // for, the call's values are not all kept, and then none is read. All CTAs of the cluster agree, and the block's values are
+  // counted as used. first: as in read_union
+  template <typename... First>
+  __device__ __forceinline__ bool is_left_out(First... first) const {
     if (k.repeats()) return false;
     int sum = 0;
     for (int i = lane; i < kBlockRows; i += 32)
       if (const int row = f.order[block * kBlockRows + i]; row < f.rows && f.finite[row]) sum += f.nnz[row];
     sum = __reduce_add_sync(~0u, sum);
     if (sum <= kBlockRows * kLoudRows) return false;
-    if (rank == 0 && threadIdx.x == 0) {
-      const bool left_out = *static_cast<volatile int*>(k.used) + sum > k.capacity;  // it only grows
-      if (left_out) atomicAdd(k.used, sum), k.union_sizes[block] = f.union_sizes[block];
-      *base = left_out ? kLeftOut : 0;
+    if (rank == 0) {
+      int fired = 0;
+      for (int row = static_cast<int>(threadIdx.x) - (0 + ... + first); row < f.rows; row += kKeepThreads) fired += f.nnz[row];  // 0 if not finite
+      fired = __reduce_add_sync(~0u, fired);
+      if (lane == 0) atomicAdd(base, fired);
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        const bool left_out = *base > k.capacity;
+        if (left_out) atomicAdd(k.used, sum), k.union_sizes[block] = f.union_sizes[block];
+        *base = left_out ? kLeftOut : 0;
+      }
     }
     cluster_sync();
     return load_remote(base, 0) == kLeftOut;
@@ -290,7 +301,7 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn
   const Keeping<T> keeping{f, k, counted, words_memory, before, counts, cursors, fires, reinterpret_cast<ListedValue*>(fires + f.d_ff), &listed,
                            &base, static_cast<int>(blockIdx.x) / kKeepCtas, static_cast<int>(cluster_rank()), thread / 32, thread % 32, words};
   keeping.read_union(first...);
-  const bool left_out = keeping.is_left_out();
+  const bool left_out = keeping.is_left_out(first...);
   left_out ? keeping.count_fires() : keeping.list_values();
   __syncthreads();  // and no warp diverges at the cluster's barrier
   cluster_sync();

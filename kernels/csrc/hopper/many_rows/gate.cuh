@@ -56,22 +56,6 @@ struct DenseTask {
       : block(tile_of_pair / f.tiles * 2 + rank), tile(tile_of_pair % f.tiles) {}
 };
 
-// Fills the ring with `steps` of a task: x of this CTA's rows, and half of the weights for both CTAs. By a warp.
-__device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensorMap& x_map, const CUtensorMap& w_map,
-                                           int m0, int height, int tile, int rank, int steps, int lane) {
-  const int bytes = height * (kTileK * 2) + kBBytes;
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step, ring.next()) {
-    wait_as_warp(&s.empty[ring.stage], ring.phase);
-    if (lane == 0) {
-      barrier_expect(&s.full[ring.stage], bytes);
-      tma_load_2d(s.a[ring.stage], &x_map, &s.full[ring.stage], step * kTileK, m0);
-      tma_load_2d_multicast(s.b[ring.stage] + rank * (kBBytes / 2), &w_map, &s.full[ring.stage], step * kTileK,
-                            tile * kTileN + rank * (kTileN / 2), 3);
-    }
-  }
-}
-
 // By a warp.
 __device__ __forceinline__ void produce_gate(const CUtensorMap& x_map, const CUtensorMap& half_x_map,
                                              const CUtensorMap& w_map, const CUtensorMap& up_map, const Ffn& f,

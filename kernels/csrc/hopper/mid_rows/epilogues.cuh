@@ -67,18 +67,18 @@ __device__ __forceinline__ bool finite_half(uint32_t pair, int which) {
 
 // The gate's epilogue of 64 rows: values to a panel; marks of what fired, of what is not finite, and of how many fired
 // in each row. Code that is not in the instruction cache takes longer to load than to run, so it is short: a value that
-// becomes infinite only by rounding is left to the up product.
-template <typename T, int kN, int kRows>
-__device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], TiledShared<kN, kRows>& s, const Ffn& f, const Consumer& c, int first, int rows,
-                                                unsigned char* panel, uint16_t* counts) {
+// becomes infinite only by rounding is left to the up product, if there is one. s: has `fires` and `broken`, as
+// TiledShared.
+template <typename T, int kN, typename Marks>
+__device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], Marks& s, const Ffn& f, const Consumer& c, int first, int rows,
+                                                  unsigned char* panel, uint16_t* counts) {
   const int quad = c.lane & 3;
   const bool there[2] = {c.row() < rows, c.row() + 8 < rows};
   // bit i of the low half: neuron 8 i + 2 * quad of 128; of the high half: the next one
   uint32_t mine[2][(kN + 127) / 128] = {};
   float broken[2] = {0.f, 0.f};             // of the thread's two rows; inf or NaN times 0 is NaN, and NaN persists
-  if (f.w_up == nullptr)
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) broken[i / 2 % 2] += stays_finite<T>(activated(d[i])) ? 0.f : 1.f;
+  uint32_t rounded[2] = {0, 0};             // likewise, of values that are rounded
+  const bool plain = f.w_up == nullptr;
   const PanelCorner corner(c);
 #pragma unroll
   for (int j = 0; j < kN / 8; j += 2) {
@@ -90,6 +90,7 @@ __device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], TiledShare
       broken[h] = fmaf(low, 0.f, fmaf(high, 0.f, broken[h]));
       pair[i] = round_activated<T>(low, high);
       mine[h][at / 16] |= not_zero(pair[i]) >> (15 - at % 16) & 0x10001u << at % 16;
+      if (plain) rounded[h] = break_pair<T>(rounded[h], pair[i]);
     }
     store_matrices<true>(corner(panel, j), pair[0], pair[1], pair[2], pair[3]);
   }
@@ -99,7 +100,7 @@ __device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], TiledShare
     int count = 0;  // past the last neuron, NaN fires too, but the count of such a row is not used
 #pragma unroll
     for (const uint32_t word : mine[h]) count += __popc(word);
-    if (there[h] && broken[h] != 0.f) atomicOr(&s.broken[row / 32], 1u << (row & 31));
+    if (there[h] && (broken[h] != 0.f || rounded[h] != 0)) atomicOr(&s.broken[row / 32], 1u << (row & 31));
     count += __shfl_xor_sync(~0u, count, 1), count += __shfl_xor_sync(~0u, count, 2);
     if (quad == 0 && there[h]) counts[row % kBlockRows] = count;
   }

@@ -155,7 +155,7 @@ __device__ __forceinline__ void consume_tiled_gate(float (&d)[kPieces][kN / 2], 
 #pragma unroll 1
   for (int p = 0; p < kPieces; ++p, turn_pieces(d)) {
     unsigned char* panel = held + (group * kPieces + p) * Where::kPanel;
-    finish_tiled_gate<T, kN, kRows>(d[0], s, f, tiled_piece<kPieces>(p), first, real_rows, panel,
+    finish_tiled_gate<T, kN>(d[0], s, f, tiled_piece<kPieces>(p), first, real_rows, panel,
                                     TiledMarks(f, block, tile_columns()).counts_of(task.tile));
   }
   for (int p = 0; dense && p < kPieces; ++p)

@@ -4,6 +4,7 @@
 #include "hopper/tma_launch.cuh"
 #include "hopper/mid_rows/down.cuh"
 #include "hopper/mid_rows/gate_up.cuh"
+#include "hopper/mid_rows/persistent_gate.cuh"
 
 namespace twell::hopper {
 
@@ -41,10 +42,17 @@ const std::array<int, 4>& down_clusters() {
   return known[device] = {0, ones, ones / 2, std::max(threes, 1)};
 }
 
+void launch_persistent_gate(const Ffn& f, cudaStream_t stream) {
+  const auto x = tensor_map<TWELL_T>(f.x, f.rows, f.d_model, kTileM), w = tensor_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kTileN / 2);
+  const int tiles = choose_cta_tile(f, multiprocessors()).columns(f), clusters = std::min(multiprocessors() / 2, (f.blocks + 1) / 2 * tiles);
+  launch_overlapping(persistent_gate<TWELL_T>, 2 * clusters, kThreads, kSharedBytes, 2, stream, x, w, hidden_map<TWELL_T>(f, kTileN), f, tiles);
+}
+
 }  // namespace
 
 template <>
 void launch_tiled_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream) {
+  if (persists(f) && !dense) return launch_persistent_gate(f, stream);
   const CtaTile tile = choose_cta_tile(f, multiprocessors());
   by_shape<kCtaTiles>(tile, [&]<CtaTile kTile>() {
     constexpr int kN = kTile.neurons, kRows = kTile.rows;

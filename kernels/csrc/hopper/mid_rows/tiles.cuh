@@ -39,8 +39,16 @@ constexpr CtaTile kCtaTiles[] = {{128, 48},  {128, 64},  {128, 96},  {128, 112},
 // `width` columns at four columns a cycle, whichever is longer.
 inline int step_cycles(int incoming, int rate, int width) { return std::max(incoming * kTileK * 2 / rate, 4 * width); }
 
+// Whether a plain FFN has so many tiles of `persistent_gate` that its CTAs take several each. More blocks than that are
+// of 128 rows, all but the last.
+inline bool persists(const Ffn& f) {
+  constexpr int kFewTiles = 352, kUnevenBlocks = 8;
+  return f.w_up == nullptr && f.blocks > kUnevenBlocks && static_cast<int64_t>(f.blocks) * f.tiles > kFewTiles;
+}
+
 // The tile with the fewest cycles in waves of CTAs: 16 more for each step, and 1200 for the code around them.
 inline CtaTile choose_cta_tile(const Ffn& f, int processors) {
+  if (persists(f)) return {kBlockRows, kTile};
   CtaTile best{};
   int64_t least = INT64_MAX;
   const int steps = (f.d_model + kTileK - 1) / kTileK;

@@ -1,0 +1,109 @@
+// The gate product of many rows of a plain FFN of few inputs, in place of `tiled_gate_up`: there, what surrounds the
+// short products of a CTA takes as long as they do. These CTAs stay, and take one tile of 128 rows x 256 neurons after
+// the other: the stages of the next tile are filled during a tile's epilogue. A cluster of two has the same neurons of two
+// blocks, and each CTA fetches half of the weights for both.
+//
+// A plain FFN's hidden state is the gate's values. So a tile goes to `hidden` as it is, from the staging tile, while the
+// next one is multiplied, and `tiled_down` reads what fired.
+#pragma once
+
+#include "hopper/mid_rows/epilogues.cuh"
+
+namespace twell::hopper {
+
+// What a tile's epilogue marks, as in TiledShared. There are two, for tiles in turns, so that one is read and cleared
+// while the next tile's epilogue may begin.
+struct PersistentMarks {
+  uint32_t fires[1][kTileN / 32], broken[kTileM / 32];
+};
+
+// The tiles of this cluster: one in `clusters` from `first` on, of the pairs of blocks in turn all their neurons.
+struct PersistentTasks {
+  int clusters, first, total, tiles;
+  __device__ __forceinline__ PersistentTasks(const Ffn& f, int tiles)
+      : clusters(gridDim.x / 2), first(blockIdx.x / 2), total((f.blocks + 1) / 2 * tiles), tiles(tiles) {}
+  __device__ __forceinline__ int block(int task, int rank) const { return task / tiles * 2 + rank; }
+  __device__ __forceinline__ int tile(int task) const { return task % tiles; }
+};
+
+// Adds the biases of the tile's neurons, from the first-th on, to the sums of rows that exist.
+template <typename T>
+__device__ __forceinline__ void add_biases(float (&d)[kTileN / 2], const T* biases, int d_ff, int first, const Consumer& c, int rows) {
+  const bool there[2] = {c.row() < rows, c.row() + 8 < rows};
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; ++j)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int neuron = first + 8 * j + 2 * (c.lane & 3) + e;
+      const float bias = neuron < d_ff ? static_cast<float>(biases[neuron]) : 0.f;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) d[4 * j + 2 * h + e] += there[h] ? bias : 0.f;
+    }
+}
+
+// By the consumers.
+template <typename T>
+__device__ __forceinline__ void consume_persistent(const CUtensorMap& h_map, const Ffn& f, Shared& s, PersistentMarks (&marks)[2],
+                                                   const PersistentTasks& tasks, int rank, int steps, const Consumer& c) {
+  Ring ring;
+  float d[kTileN / 2];
+  unsigned char* panel = s.staging + c.group * (kTileN * 128);
+  int turn = 0;
+  for (int task = tasks.first; task < tasks.total; task += tasks.clusters, turn ^= 1) {
+    const int block = tasks.block(task, rank), tile = tasks.tile(task), first = tile * kTileN, rows = f.rows - block * kTileM;
+    multiply<T, kTileN, 0, 2>(d, s, ring, steps, false, c, [] {});
+    if (f.b_gate != nullptr) add_biases<T>(d, static_cast<const T*>(f.b_gate), f.d_ff, first, c, rows);
+    if (c.leads()) bulk_wait_read<0>();  // the panel of the tile before has left
+    c.sync();
+    finish_tiled_gate<T, kTileN>(d, marks[turn], f, c, first, rows, panel, TiledMarks(f, block, tasks.tiles).counts_of(tile));
+    fence_async_proxy();
+    named_sync<kConsumers>(3);
+    if (block >= f.blocks) continue;  // the last pair's second, of which no row exists
+    if (c.leads()) tma_store_3d(&h_map, panel, 64 * c.group, first, block), bulk_commit();
+    const TiledMarks to(f, block, tasks.tiles);
+    const int words = f.panels * (kPanelColumns / 32), word = threadIdx.x;  // 32 neurons each
+    if (word < kTileN / 32) {
+      if (first / 32 + word < words) reinterpret_cast<uint32_t*>(to.fired)[first / 32 + word] = marks[turn].fires[0][word];
+      marks[turn].fires[0][word] = 0;
+    } else if (const int quarter = word - kTileN / 32; quarter < kTileM / 32) {
+      to.broken[tile * (kTileM / 32) + quarter] = marks[turn].broken[quarter];
+      marks[turn].broken[quarter] = 0;
+    }
+  }
+  if (c.leads()) bulk_wait<0>();
+}
+
+// tiles: of neurons
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1)
+    persistent_gate(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                    const __grid_constant__ CUtensorMap h_map, const Ffn f, int tiles) {
+  extern __shared__ __align__(1024) unsigned char raw[];
+  Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
+  __shared__ PersistentMarks marks[2];
+  const int group = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, rank = cluster_rank();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
+    fence_barrier_init();
+  }
+  if (threadIdx.x < sizeof(marks) / 4) reinterpret_cast<uint32_t*>(marks)[threadIdx.x] = 0;
+  let_next_launch();
+  wait_for_launches();
+  cluster_sync();
+
+  const PersistentTasks tasks(f, tiles);
+  const int steps = (f.d_model + kTileK - 1) / kTileK;
+  if (group == 2) {
+    registers_down<40>();
+    Ring ring;
+    ring.phase = 1;  // every stage is free at first
+    for (int task = tasks.first; warp == 0 && task < tasks.total; task += tasks.clusters)
+      load_steps(s, ring, x_map, w_map, tasks.block(task, rank) * kTileM, kTileM, tasks.tile(task), rank, steps, lane);
+  } else {
+    registers_up<232>();
+    consume_persistent<T>(h_map, f, s, marks, tasks, rank, steps, {group, warp, lane});
+  }
+  cluster_sync();  // no CTA ends while the other may still write to it
+}
+
+}  // namespace twell::hopper
