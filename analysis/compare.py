@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_float_dtype
 
-from twell.analysis.activity.layers import by_layer
+from twell.analysis.activity.layers import by_layer, counted_in
 from twell.analysis.speed.ffn_speedup import caveats, ffn_speedup, layer_names
 from twell.analysis.speed.speedup import model_speedup
 from twell.analysis.statistics import effective, jackknife_error, t_half, welch_degrees
@@ -33,7 +33,7 @@ from twell.workbench.options import CompareOptions
 from twell.workbench.run.store import Run, open_run
 
 SHOWN = {  # by column of the printed tables: its heading, with the unit, and how a value is written
-    "tokens": ("tokens", "{:,}"),
+    "tokens": ("counted tokens", "{:,}"),
     "loss": ("loss, nats", "{:.3f}"),
     "nnz_mean": ("nnz", "{:.1f}"),
     "sparsity": ("sparsity", "{:.2%}"),
@@ -68,7 +68,8 @@ def compare(options: CompareOptions) -> pd.DataFrame:
     if (layers["layer"] == layers["first_layer"]).all():
         layers = layers.drop(columns="first_layer")
     printed = table if table.attrs["comparable"] else table.drop(columns="best")
-    print(f"{_text(printed)}\n  {table.attrs['note']}\n\nMean nnz by layer, against {runs[0].name}:\n{_text(layers)}")
+    notes = f"  {table.attrs['note']}\n  {table.attrs['counted']}"
+    print(f"{_text(printed)}\n{notes}\n\nMean nnz by layer, against {runs[0].name}:\n{_text(layers)}")
     print("".join(f"  {note}\n" for note in table.attrs["speed_notes"]), end="")
     print(f"  {layers.attrs['note']}; paired: both ran the same sequences")
     for other in unreadable[1:]:
@@ -110,10 +111,10 @@ def _require_two(runs: Sequence[Run]) -> None:
 def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     """Return loss, activity and speed of each run; a row a run, in the order given. Columns:
 
-    run; model; tokens; loss (nats); nnz_mean (mean over layers); sparsity; dead_share; ffn_speedup, model_speedup
-    (empty where not timed or where the reference ran); best (no other run is as good in loss and in the share of
-    neurons firing, and better in one; empty without a loss). Losses compare only over the same text and vocabulary:
-    attrs["note"] says if not, attrs["comparable"] is False then.
+    run; model; tokens (those counted: attrs["counted"] says which); loss (nats); nnz_mean (mean over layers); sparsity;
+    dead_share; ffn_speedup, model_speedup (empty where not timed or where the reference ran); best (no other run is as
+    good in loss and in the share of neurons firing, and better in one; empty without a loss). Losses compare only over
+    the same text and vocabulary: attrs["note"] says if not, attrs["comparable"] is False then.
     """
     _require_two(runs)
     rows, damaged, notes = [], list[str](), list[str]()
@@ -134,7 +135,8 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     note = "the same text" if same_text else "texts, their lengths or vocabularies differ, so losses cannot be compared"
     left_out = [f"{run.name}: {run.left_out.rstrip('.')}" for run in runs if run.left_out]
     note = "; ".join(["losses over other tokens cannot be compared", *left_out]) if left_out else note
-    frame.attrs = {"note": "; ".join([note, *damaged]), "comparable": same_text, "speed_notes": notes}
+    note = "; ".join([note, *damaged])
+    frame.attrs = {"note": note, "counted": counted_in(runs), "comparable": same_text, "speed_notes": notes}
     return frame
 
 
@@ -281,12 +283,8 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
             error, degrees = paired_errors(runs[0], run).loc[both.index].to_numpy().T
         difference, half = both["z"] - both["z_first"], t_half(degrees) * error
         piece = pd.DataFrame({"run": run.name, "token_id": both.index, "text": both["text"].to_numpy()})
-        columns = {
-            "count": both["count"],
-            "first_count": both["count_first"],
-            "z": both["z"],
-            "first_z": both["z_first"],
-        }
+        columns = {"count": both["count"], "first_count": both["count_first"]}
+        columns |= {"z": both["z"], "first_z": both["z_first"]}
         columns |= {"difference": difference, "low": difference - half, "high": difference + half}
         for name, values in columns.items():
             piece[name] = np.asarray(values)

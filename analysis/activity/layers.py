@@ -8,6 +8,7 @@ Cost: a few milliseconds, from the summaries `layers` and `neurons`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -71,17 +72,16 @@ def _rows(summaries: Summaries) -> dict[str, NDArray]:
 def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     """Return the mean, spread and dead neurons of each layer; a row a layer. Columns, nnz in neurons a token:
 
-    layer; tokens; mean; sd (over tokens, divisor N); p10, p50, p90, p99 (exact: the least count that at least so many
-    tokens do not exceed); max; sparsity (1 - mean / d_ff); share (of the nnz of all layers); dead (neurons that did not
-    fire in any unflagged token of the run); dead_share; dead_upper (95 % upper bound of a dead neuron's density: 3 /
-    tokens, were its tokens independent); dead_sequences (95 % upper bound of the share of sequences in which a dead
-    neuron fires at all, 3 / sequences, however its tokens go together); dead_documents (the same of documents, 3 /
-    documents, however its sequences go together); dead_waking (how many of the dead would fire on more such text, by
-    Chao's estimate from the neurons that fired once and twice: a lower bound); used (mean of the fired neurons whose
-    product is not zero); low, high (95 % of the mean, jackknifed over twenty groups of documents). The dead columns are
-    empty where the run keeps no neuron sums, `used` where the model has no ReLU on the up branch, the interval with
-    flagged=True.
-    """
+    layer; tokens (those counted: attrs["counted"] says which); mean; sd (over tokens, divisor N); p10, p50, p90, p99
+    (exact: the least count that at least so many tokens do not exceed); max; sparsity (1 - mean / d_ff); share (of the
+    nnz of all layers); dead (neurons that did not fire in any unflagged token of the run); dead_share; dead_upper (95 %
+    upper bound of a dead neuron's density: 3 / tokens, were its tokens independent); dead_sequences (95 % upper bound
+    of the share of sequences in which a dead neuron fires at all, 3 / sequences, however its tokens go together);
+    dead_documents (the same of documents, 3 / documents, however its sequences go together); dead_waking (how many of
+    the dead would fire on more such text, by Chao's estimate from the neurons that fired once and twice: a lower
+    bound); used (mean of the fired neurons whose product is not zero); low, high (95 % of the mean, jackknifed over
+    twenty groups of documents). The dead columns are empty where the run keeps no neuron sums, `used` where the model
+    has no ReLU on the up branch, the interval with flagged=True."""
     with memo_scope():
         return _by_layer(open_summaries(run), flagged)
 
@@ -110,6 +110,7 @@ def _by_layer(summaries: Summaries, flagged: bool) -> pd.DataFrame:
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "tokens": int(tokens[0]),
+        "counted": "every token of the run" if flagged else counted_in([run]),
         "sequences": run.manifest.sequences,
         "note": note,
         "intervals": f"by groups of {summaries.clustered_by}",
@@ -215,6 +216,13 @@ def _used(summaries: Summaries, flagged: bool) -> NDArray:
 def unflagged_tokens(summaries: Summaries) -> int:
     """Return how many tokens have no flag: those that statistics count by default."""
     return _tokens(summaries, flagged=False)
+
+
+def counted_in(runs: Sequence[Run]) -> str:
+    """Return which tokens statistics count, and how many of each run's they leave out."""
+    tokens = [(run.name, flagged_tokens(each), unflagged_tokens(each)) for run in runs if (each := open_summaries(run))]
+    left_out = ", ".join(f"{flagged:,} of {flagged + rest:,} in {name}" for name, flagged, rest in tokens)
+    return f"counted tokens: all but special ones, the first of each sequence and non-finite ones ({left_out})"
 
 
 def flagged_tokens(summaries: Summaries) -> int:

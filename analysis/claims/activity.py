@@ -58,7 +58,7 @@ def sparse(run: Run) -> Answer:
     least, most = (share, share) if np.isnan(high) else (low, high)  # a single document has no interval
     return Answer(
         f"{mean.mean():.1f} of {run.d_ff} neurons fire, from {mean.min():.1f} to {mean.max():.1f} by layer",
-        f"{100 * share:.2f} %, mean of {run.layers} layers, {layers['tokens'].iloc[0]:,} tokens",
+        f"{100 * share:.2f} %, mean of {run.layers} layers, {layers['tokens'].iloc[0]:,} counted tokens",
         HOLDS if most <= SPARSE else FAILS if least > HARDLY else IN_PART,
         f"the interval lies below {100 * SPARSE:g} % firing; above {100 * HARDLY:g} %: does not hold; between: in part",
         between(100 * low, 100 * high, " %"),
@@ -135,7 +135,7 @@ def longest_row(run: Run) -> Answer:
         f"the fullest token fires {most.max():,} neurons in layer {worst}, {ratio:.0f} times the mean of all layers, "
         f"{mean:.1f}; by layer {(most / layers['mean']).min():.0f} to {(most / layers['mean']).max():.0f} times its "
         "own",
-        f"greatest of {layers['tokens'].iloc[0]:,} tokens in {run.layers} layers",
+        f"greatest of {layers['tokens'].iloc[0]:,} counted tokens in {run.layers} layers",
         HOLDS if ratio >= ORDERS_OF_MAGNITUDE else IN_PART if ratio >= AN_ORDER else FAILS,
         f"{ORDERS_OF_MAGNITUDE:g} times the mean of all layers or more holds, {AN_ORDER:g} times in part",
         "none: the greatest of a sample grows with it",

@@ -44,7 +44,8 @@ def shaded_lines(run: Run, layer: int | None = None, colored: bool = True) -> It
     counted = tokens[tokens["flags"] == 0]
     mean = counted[nnz_columns(run.layers)].mean()
     sparsity = 1 - mean.mean() / run.d_ff
-    about = f"{run.manifest.model['name']}: {len(tokens):,} tokens, mean nnz {mean.mean():,.1f} of {run.d_ff:,} a layer"
+    about = f"{run.manifest.model['name']}: {len(tokens):,} tokens, {len(counted):,} counted"
+    about += f", mean nnz {mean.mean():,.1f} of {run.d_ff:,} a layer"
     loss = run.manifest.loss
     yield f"{about} (sparsity {sparsity:.2%})" + ("" if loss is None else f", loss {loss:.3f} nats")
     yield ""

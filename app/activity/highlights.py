@@ -85,7 +85,7 @@ def _dead(run: Run) -> str:
         return ""
     worst = frame.loc[frame["dead_share"].idxmax()]
     if worst["dead"] == 0:
-        return f"Every neuron fired at least once in {whole(worst['tokens'])} tokens."
+        return f"Every neuron fired at least once in {plural(worst['tokens'], 'counted token')}."
     dead = link("neurons", kind="dead")
     return (
         f"{whole(frame['dead'].sum())} of {plural(run.layers * run.d_ff, 'neuron')} "

@@ -75,8 +75,8 @@ def draw_distributions(run: Run) -> None:
         )
     widgets.heading(
         "Activity by layer",
-        f"Exact counts over {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}. The axis is "
-        f"logarithmic and starts at 0.{second_relu_sentence(frame)}{dead}",
+        f"Exact counts over {plural(tokens, 'counted token')} in {plural(run.manifest.sequences, 'sequence')}. The "
+        f"axis is logarithmic and starts at 0.{second_relu_sentence(frame)}{dead}",
         query(run, layer_rows),
     )
     widgets.draw(distributions(run), "ridges", "Distribution of nnz in each layer", wide=True)

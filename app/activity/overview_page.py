@@ -44,7 +44,7 @@ def draw_headline(run: Run) -> None:
         (
             "nnz per token and layer",
             number(numbers["nnz_mean"]),
-            f"of {whole(run.d_ff)} neurons, {plural(tokens, 'token')}",
+            f"of {whole(run.d_ff)} neurons, {plural(tokens, 'counted token')}",
         ),
         ("Next-token loss", f"{number(numbers['loss'])} nats" if numbers["loss"] is not None else "–", loss),
         ("Dead neurons", percent(numbers["dead_share"]), *dead_notes(run, numbers)),
@@ -65,9 +65,9 @@ def dead_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
             else "not recorded: capture with --probes neurons",
         )
     why = why_dead(run)
+    neurons, tokens = run.layers * run.d_ff, plural(numbers["tokens"], "counted token")
     return (
-        f"{whole(numbers['dead'])} of {whole(run.layers * run.d_ff)} never fired in {whole(numbers['tokens'])} tokens"
-        + (f": {why}" if why else ""),
+        f"{whole(numbers['dead'])} of {whole(neurons)} never fired in {tokens}" + (f": {why}" if why else ""),
         f"Of {plural(run.manifest.sequences, 'sequence')}. Each fires on less than {rare(numbers['dead_upper'])} of "
         f"tokens (95{SPACE}%). Page Neurons lists them.",
     )

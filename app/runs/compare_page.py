@@ -35,7 +35,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
 
 NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("Tokens", "tokens", lambda v: whole(v) if v is not None else "–"),
+    ("Counted tokens", "tokens", lambda v: whole(v) if v is not None else "–"),
     ("Sparsity", "sparsity", percent),
 )
 LISTED_TOKENS = 12

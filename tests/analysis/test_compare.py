@@ -294,7 +294,8 @@ def test_the_command(run: Run, sparser: Run, capsys: pytest.CaptureFixture) -> N
     output = capsys.readouterr().out
     assert "sparser" in output
     assert "by layer, against made" in output and table.attrs["note"] in output
-    assert output.count("\n") == len(table) + run.layers + 6
+    assert " counted tokens " in output and f"  {table.attrs['counted']}\n" in output
+    assert output.count("\n") == len(table) + run.layers + 7
     assert f"{table['sparsity'].iloc[1]:.2%}" in output and " best\n" in output
     frame = compare_layers([run, sparser])
     assert f"{frame['difference'].iloc[0]:+.2f}" in output

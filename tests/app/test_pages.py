@@ -54,7 +54,7 @@ def test_headline_numbers_are_those_of_the_analysis(show: Show, runs: Path, made
     mean = float(layers["mean"].mean())
     for value, words in (
         (percent(1 - mean / made_run.d_ff), "Sparsity"),
-        (number(mean), f"{whole(tokens)} tokens"),
+        (number(mean), f"{whole(tokens)} counted tokens"),
         (f"{number(made_run.manifest.loss)} nats", "Next-token loss"),
         (percent(float(layers["dead"].sum()) / (made_run.layers * made_run.d_ff)), "never fired in"),
     ):

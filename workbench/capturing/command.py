@@ -163,7 +163,9 @@ def _record(
         recorder.rescue()
         raise
     run = open_run(options.out)
-    console.print(outcome(run, recorder.nnz_mean if ranks.world == 1 else _mean_nnz(run)))
+    own = recorder.counted, recorder.nnz_mean
+    counted, nnz_mean = own if ranks.world == 1 else _counted(run)
+    console.print(outcome(run, nnz_mean, counted))
     if note := nonfinite_note(run):
         console.print(note)
     if unreadable is not None:
@@ -177,10 +179,10 @@ def _record(
     return run
 
 
-def _mean_nnz(run: Run) -> float | None:
-    """Return the mean nnz over the unflagged tokens of all ranks and all layers; None where there are none."""
+def _counted(run: Run) -> tuple[int, float | None]:
+    """Return the unflagged tokens of all ranks, and their mean nnz over all layers; None where there are none."""
     tokens, total = nnz_sum(run)
-    return total / (tokens * run.layers) if tokens else None
+    return tokens, total / (tokens * run.layers) if tokens else None
 
 
 def _run_batches(

@@ -114,13 +114,14 @@ def nnz_sum(run: Run) -> tuple[int, int]:
     return tokens, total
 
 
-def outcome(run: Run, nnz_mean: float | None) -> str:
-    """Return one line on what was recorded and where it is. nnz_mean: None where no token was counted."""
+def outcome(run: Run, nnz_mean: float | None, counted: int) -> str:
+    """Return one line on what was recorded and where it is. nnz_mean: over the counted tokens, None where there are
+    none."""
     manifest = run.manifest
     loss = "" if manifest.loss is None else f", loss {manifest.loss:.3f} nats"
     state = "" if manifest.status == COMPLETE else f" ({manifest.status})"
     rate = manifest.tokens / max(manifest.seconds, 1e-9)
-    counts = "no token counted" if nnz_mean is None else f"mean nnz {nnz_mean:.1f} of {run.d_ff:,}"
+    counts = "no token counted" if nnz_mean is None else f"{counted:,} counted, mean nnz {nnz_mean:.1f} of {run.d_ff:,}"
     sparsity = "" if nnz_mean is None else f" (sparsity {1 - nnz_mean / run.d_ff:.2%})"
     return (
         f"{run.path}{state}: {manifest.tokens:,} tokens in {manifest.seconds:.1f} s ({rate:,.0f} tokens/s), "

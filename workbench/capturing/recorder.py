@@ -71,7 +71,7 @@ class Recorder:
         self._in_order = InOrder()
         self._fired: list[pa.Table] = []
         self._sums: LayerSums | None = None
-        self._nnz_sum = self._unflagged = self.fresh_tokens = 0
+        self._nnz_sum = self.counted = self.fresh_tokens = 0  # counted: tokens of the run without a flag
         self._loss_sum, self._loss_tokens = manifest.loss_sum, manifest.loss_tokens
         run = Run(writer.folder, manifest)
         if run.has("activity"):
@@ -88,12 +88,12 @@ class Recorder:
     @property
     def nnz_mean(self) -> float | None:
         """The mean nnz over the run's unflagged tokens so far and all layers; None while there is none."""
-        return self._nnz_sum / (self._unflagged * self.loaded.layers) if self._unflagged else None
+        return self._nnz_sum / (self.counted * self.loaded.layers) if self.counted else None
 
     def _restore_means(self, run: Run) -> None:
         """Add the tokens of a resumed run to nnz_mean."""
         tokens, total = nnz_sum(run)
-        self._unflagged, self._nnz_sum = self._unflagged + tokens, self._nnz_sum + total
+        self.counted, self._nnz_sum = self.counted + tokens, self._nnz_sum + total
 
     def step(self, batch: Batch) -> None:
         """Start a batch on the device, then process the counts of the batch before it.
@@ -233,7 +233,7 @@ class Recorder:
             self._sums.merge(counted.sums)
         self._fired += [pa.table(columns) for columns in (firings.commit() if firings is not None else ())]
         plain = flags == 0
-        self._unflagged += int(plain.sum())
+        self.counted += int(plain.sum())
         self._nnz_sum += int(counted.nnz.numpy().sum(0, dtype=np.int64)[plain].sum())
         self.fresh_tokens += len(flags)
         if batch.ends:

@@ -51,6 +51,8 @@ def test_by_layer(run: Run, rows: pd.DataFrame, used: pd.DataFrame, flagged: boo
     assert said in table.attrs["note"]
     assert "would wake any of the 7 (" in _waking(0, 7) and "at least about 2 of the 7 (" in _waking(2, 7)
     assert table.attrs["definition"] == run.manifest.nnz_definition
+    left_out = f"({len(rows) - unflagged:,} of {len(rows):,} in {run.name})"
+    assert table.attrs["counted"] == "every token of the run" if flagged else left_out in table.attrs["counted"]
 
 
 def test_interval_of_the_mean(run: Run, rows: pd.DataFrame) -> None:

@@ -91,7 +91,7 @@ def test_sequences_of_one_token(tiny: Path, tmp_path: Path, texts: tuple[str, ..
 def test_a_run_that_counts_some_tokens_is_no_such_run(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
     run = run_capture(tiny, tmp_path / "run", texts[:1])
     assert not counts_no_token(run) and not is_nowhere_finite(run)
-    assert "mean nnz 26.4 of 264 (sparsity 90.00%)" in outcome(run, 26.4)
+    assert "7 counted, mean nnz 26.4 of 264 (sparsity 90.00%)" in outcome(run, 26.4, 7)
 
 
 def test_verify_refuses_logits_that_are_not_finite(
