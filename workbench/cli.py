@@ -8,7 +8,6 @@ one module that may reach into any folder. Errors are one sentence and exit code
 from __future__ import annotations
 
 import errno
-import gc
 import importlib
 import importlib.metadata
 import inspect
@@ -28,6 +27,7 @@ from twell.workbench import option_fields, options
 from twell.workbench.ablations.options import AblateOptions, PruneOptions
 from twell.workbench.bench.options import BenchOptions
 from twell.workbench.errors import UserError, escaped, print_error, wrong_line, wrong_value
+from twell.workbench.garbage import uncollected
 
 COMMANDS: dict[str, tuple[type, str]] = {
     "demo": (options.DemoOptions, "twell.workbench.cli:demo"),
@@ -58,7 +58,6 @@ DEMO_EXAMPLES = 8  # of each neuron and kind
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # columns
 SPIN = "2000"  # times that torch's threads look for work before they sleep; libgomp's 300,000 keep cores from others
-GARBAGE = 50_000, 20, 100  # objects made between looks for garbage; Python's 700 take a sixth of importing transformers
 VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}  # placeholders for values in the help, by type
 
 cli = typer.Typer(
@@ -121,6 +120,8 @@ def command(dataclass: type, target: str) -> Callable[..., None]:
         if dataclass in BEGINS and os.environ.get("RANK", "0") == "0":
             line = BEGINS[dataclass].format(**values | {"text": ", ".join(values.get("text", ()))})
             print(line.encode("utf-8", "backslashreplace").decode(), flush=True)  # a file's name may be no UTF-8
+        with uncollected():  # a function of this module imports more, for a model, as it is called
+            importlib.import_module("twell.workbench.models.load" if module == __name__ else module)
         getattr(importlib.import_module(module), function)(chosen)
 
     hints = typing.get_type_hints(dataclass)
@@ -250,7 +251,6 @@ for _name, (_dataclass, _target) in COMMANDS.items():
 
 def main() -> None:
     """Run the command line. A UserError is printed as one sentence on standard error, with exit code 2."""
-    gc.set_threshold(*GARBAGE)
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
     debug = "--debug" in sys.argv

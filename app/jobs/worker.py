@@ -6,7 +6,7 @@ The process is started on first need, answers one request at a time (`workbench/
 ends with the server. If it dies it is started anew, once for each reading, and the reading says so. Nothing is
 downloaded: models of the hub are looked up in the local cache only.
 
-Cost: a process that loads torch, once, 5 s; a reading of 30 tokens then takes some 0.2 s.
+Cost: a process that loads torch, once, 4 s; a reading of 30 tokens then takes some 0.2 s.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ objects that are searched, that takes 0.1 s each time, so they are exempted once
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import threading
 from importlib import import_module
 from pathlib import Path
+
+from twell.workbench.garbage import uncollected
 
 MAIN = Path(__file__).parents[1] / "main.py"
 # PAGES is imported before the server starts: what the pages need, except what needs a running server. LATER is imported
@@ -32,11 +33,10 @@ LATER = ("twell.analysis.engines.duckdb", "ibis.backends.duckdb")
 
 
 def load(*names: str) -> None:
-    """Import modules, and exempt their objects from later garbage collections."""
-    for name in names:
-        import_module(name)
-    gc.collect()
-    gc.freeze()
+    """Import modules, and exempt their objects from garbage collections."""
+    with uncollected():
+        for name in names:
+            import_module(name)
 
 
 def main(runs: str, settings: str, *flags: str) -> None:

@@ -33,7 +33,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"benchmark"},
     ],
     "workbench": [
-        {"errors", "option_fields", "options"},
+        {"errors", "garbage", "option_fields", "options"},
         {"devices", "doctor", "power", "run", "models"},
         {"text"},
         {"capturing", "training"},
@@ -67,7 +67,7 @@ BETWEEN_SUBJECTS = {("neurons", "text")}
 # A package's own file and what Python runs for `-m` import the whole package; the command line names any folder.
 ANY_LEVEL = {"__init__", "__main__", "cli"}
 # What other folders may import of `workbench`, beside `open_run` from the package itself.
-OPEN_TO_OTHERS = {"run", "errors", "option_fields", "options", "__init__"}
+OPEN_TO_OTHERS = {"run", "errors", "garbage", "option_fields", "options", "__init__"}
 
 FILES_A_FOLDER = 13
 PYTHON_LINES, HEADER_LINES = 300, 350
