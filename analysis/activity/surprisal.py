@@ -177,7 +177,8 @@ def surprisal_within(run: Run) -> pd.DataFrame:
 
     Pearson's correlation of nnz and loss, each less the mean of its token over the run: what it says is of one token in
     different contexts, where surprisal_correlation mixes in that some tokens fire much and are followed by surprises.
-    The interval is that of surprisal_correlation; it takes the tokens' means as known.
+    The interval is of this Pearson correlation, made from the groups of documents that surprisal_correlation leaves out
+    too; it takes the tokens' means as known.
     """
     summaries = open_summaries(run, scored=True)
     rows = summaries.columns("surprisal_within", "layer", "replicate", "tokens", *PRODUCTS)

@@ -140,12 +140,12 @@ def follows_nnz(run: Run) -> Answer:
         "mean nnz against "
         + ", ".join(f"{names[gain]}: Pearson {row['pearson']:.3f}" for gain, row in pairs.items())
         + (f"; the different neurons of 128 tokens against the same: {', '.join(of_unions)}" if of_unions else ""),
-        f"Spearman {chosen['spearman']:.3f}, n = {chosen['n']} layers, p = {chosen['p']:.2g} ({chosen['method']}); "
-        f"{conditions(run)}",
+        f"Pearson of {names[gain]}, n = {chosen['n']} layers, p = {chosen['p']:.2g} ({chosen['method']}); without an "
+        f"interval, Spearman {chosen['spearman']:.3f}; {conditions(run)}",
         verdict,
         f"Pearson at or below {STRONG:g}, of the contribution where the whole model was timed, whichever layer is left "
         "out; left out some: in part; above 0 whichever is left out: reversed",
-        f"{low:.3f} to {high:.3f}, each layer left out once: layers are no sample",
+        f"Pearson {low:.3f} to {high:.3f}, each layer left out once: layers are no sample",
     )
 
 

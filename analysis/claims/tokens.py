@@ -105,8 +105,8 @@ def follows_surprisal(run: Run) -> Answer:
         f"of one token in different contexts, nnz rises with the next token's loss in {rising} of {len(rows)} layers, "
         "falls "
         f"in {falling}; {mixed}",
-        f"Pearson within tokens {rows['pearson'].min():+.2f} to {rows['pearson'].max():+.2f}, median "
-        f"{rows['pearson'].median():+.2f}, {int(rows['n'].iloc[0]):,} tokens",
+        f"Pearson within tokens {rows['pearson'].min():+.2f} to {rows['pearson'].max():+.2f} by layer, "
+        f"{int(rows['n'].iloc[0]):,} counted tokens with a loss",
         HOLDS
         if rising > len(rows) / 2
         else REVERSED
@@ -119,7 +119,8 @@ def follows_surprisal(run: Run) -> Answer:
         "within tokens the correlation is above 0 with 95 % confidence in most layers; in some: in part; below 0 in "
         "most: "
         "reversed",
-        f"the median layer {between(middle['low'], middle['high'], form='+.3f')}",
+        f"Pearson of layer {middle['layer']:.0f}, in the middle: {middle['pearson']:+.3f} "
+        f"({between(middle['low'], middle['high'], form='+.3f')})",
     )
 
 

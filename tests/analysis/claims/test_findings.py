@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from twell.analysis import ensure, findings, layer_gains
+from twell.analysis import ensure, findings, layer_gains, surprisal_within
 from twell.analysis.claims import across
 from twell.analysis.claims.beyond import BEYOND
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD, VERDICTS
 from twell.analysis.claims.findings import markdown, side_by_side
+from twell.analysis.claims.speed import follows_nnz
+from twell.analysis.claims.tokens import follows_surprisal
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
 
@@ -176,6 +179,21 @@ def test_contribution_is_preferred_where_the_whole_model_was_timed(made: ModuleT
     assert f"what a layer adds to the model's speed: Pearson {pearson:.3f}" in row["this_run"]
     assert "a layer's FFN speedup: Pearson" in row["this_run"]
     assert row["verdict"] == HOLDS
+
+
+def test_an_interval_is_that_of_the_correlation_beside_it(made: ModuleType, tmp_path: Path) -> None:
+    """Recomputed from the layers: Pearson's, not Spearman's, and in its interval."""
+    run = made.make(tmp_path / "whole", sequences=60, change_timings=whole_model(made, 1.08, 600.0))
+    layers, within = layer_gains(run), surprisal_within(run)
+    x, y = layers["nnz_mean"].to_numpy(), layers["contribution"].to_numpy()
+    without = [stats.pearsonr(np.delete(x, i), np.delete(y, i)).statistic for i in range(len(x))]
+    answer = follows_nnz(run)
+    assert answer.interval.startswith(f"Pearson {min(without):.3f} to {max(without):.3f}, each layer left out once")
+    assert f"speed: Pearson {stats.pearsonr(x, y).statistic:.3f}" in answer.says
+    assert answer.statistic.startswith("Pearson of what a layer adds to the model's speed, n = 4 layers, p = ")
+    middle = within.iloc[(within["pearson"] - within["pearson"].median()).abs().argmin()]
+    of_layer = f"{middle['pearson']:+.3f} ({middle['low']:+.3f} to {middle['high']:+.3f})"
+    assert follows_surprisal(run).interval == f"Pearson of layer {middle['layer']:.0f}, in the middle: {of_layer}"
 
 
 def test_dense_layers_are_slow_or_not(made: ModuleType, tmp_path: Path) -> None:
