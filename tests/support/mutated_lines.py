@@ -28,8 +28,9 @@ MUTANTS = [
         ("slot + 1", "slot"),
         ("others += cta == rank ? all : 0;", None),
         ("first + sum <= k.capacity", "first + sum < k.capacity"),
-        ("*base > k.capacity", "*base >= k.capacity"),
+        ("(k.rows) > k.capacity * rows", "(k.rows) >= k.capacity * rows"),
         ("fired += f.nnz[row]", "fired += 2 * f.nnz[row]"),
+        ("atomicMax(k.used, k.capacity + 1)", "atomicMax(k.used, k.capacity)"),
         ("*listed > kListed", "*listed > 2 * kListed"),
         (
             "counts_here && column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns",

@@ -115,7 +115,7 @@ __device__ __forceinline__ void stream(Stages& s, int stages, Products products,
 // offsets. kByNeuron: both operands are [k][64]; otherwise [64][k] and [kN][k].
 template <typename T, int kN, int kSteps, int kByNeuron, int kSize, typename Ready, typename Release>
 __device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stages, int a_at, int b_at, Ready ready, bool gives_back,
-                                         Release release) {
+                                         Release release, int further = 0) {
   constexpr uint32_t kStep = kByNeuron ? 2048 / 16 : 32 / 16;
   const uint32_t base = smem_address(s.base), each = uniform(s.bytes / 16);
   const Operand a(uniform(base + a_at), 8192, 1024), b(uniform(base + b_at), 8192, 1024);
@@ -124,7 +124,7 @@ __device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stage
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) wgmma<T, kN, kByNeuron, kByNeuron>(d, a_here + k * kStep, b_here + k * kStep, 1);
   };
-  stream(s, stages, products, ready, gives_back, release);
+  stream(s, stages, products, ready, gives_back, release, further);
 }
 
 // The same for kPieces times 64 rows, one after the other, with operands by rows: each 16 of k of B is multiplied with

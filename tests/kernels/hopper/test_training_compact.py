@@ -110,6 +110,23 @@ def test_which_calls_are_dense_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fits == [-1, 1, -1, 0]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_the_first_rows_tell_whether_all_will_fit(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
+    """If the first ones are those that fire, nothing is kept, though all would fit; the gradients are the same."""
+    monkeypatch.setattr(whole_calls, "ENABLED", False)
+    at_once(monkeypatch)
+    tensors = made(2049, 512, 1024, 1.0)  # some 860 neurons a row, of half of the rows
+    with torch.no_grad():
+        tensors[0][slice(1024, None) if first else slice(0, 1025), 0] = -40
+    with what_fits() as fits:
+        _, grads = ours(tensors, capacity=512)
+    assert fits == [-1 if first else 1]
+    monkeypatch.setattr(hopper_compact, "ENABLED", False)
+    _, want = ours(tensors, capacity=1024)
+    for name, got, its in zip(NAMES, grads, want, strict=True):
+        assert errors(got, its)[0] <= 0.008, name
+
+
 @pytest.mark.parametrize("shift", [-1.0, 60.0], ids=["some", "all alive"])
 def test_gradients_at_once_are_the_worst_cases(monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
     """But for the order of sums and one rounding of dh; rows, neurons and outputs fill no tile."""

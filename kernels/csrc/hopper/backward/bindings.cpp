@@ -16,7 +16,7 @@ void forward(const Tensor& given_x, const Tensor& given_gate, const Maybe& given
   const Maybe of_gate = aligned(b_gate), of_up = aligned(b_up), of_down = aligned(b_down);
   f.b_gate = address(of_gate), f.b_up = address(of_up), f.b_down = address(of_down);
   f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
-  const Kept kept = kept_of(values, unions, tables, f.blocks, f.panels, f.d_ff, as<float>(l1_parts));
+  const Kept kept = kept_of(values, unions, tables, f.rows, f.panels, f.d_ff, as<float>(l1_parts));
   const int pass = rows_of_pass(offsets, f.rows);
   launch_first(f, kept.fires, pass, stream_of(x));
   launch_rest(f, kept, as<uint8_t>(counted), pass, stream_of(x));

@@ -8,8 +8,7 @@
 // their own.
 //
 // A block whose values no longer fit is left out. One that fires much asks before they are listed, as that takes longer
-// than all else here: whether those of all rows so far fit, since some without the others are of no use. If a block was
-// left out, the backward pass repeats gate, plan, up and `keep`, with memory for all values, each block's at a place of
+// than all else here: whether the rows so far are such that all will fit, since some are of no use. If a block was left out, the backward pass repeats gate, plan, up and `keep`, with memory for all values, each block's at a place of
 // its own; else it copies what was kept there.
 #pragma once
 
@@ -140,9 +139,9 @@ struct Keeping {
     __syncthreads();
   }
 
-  // Whether to leave out a block that fires much: if the rows up to the last of this launch fire more than there is room
-  // for, the call's values are not all kept, and then none is read. All CTAs of the cluster agree, and the block's values are
-  // counted as used. first: as in read_union
+  // Whether to leave out a block that fires much: if the rows up to the last of this launch fire more in the mean than
+  // there is room for, since then the call's values will hardly all be kept, and some alone are of no use. All CTAs of the
+  // cluster agree. first: as in read_union
   template <typename... First>
   __device__ __forceinline__ bool is_left_out(First... first) const {
     if (k.repeats()) return false;
@@ -158,8 +157,9 @@ struct Keeping {
       if (lane == 0) atomicAdd(base, fired);
       __syncthreads();
       if (threadIdx.x == 0) {
-        const bool left_out = *base > k.capacity;
-        if (left_out) atomicAdd(k.used, sum), k.union_sizes[block] = f.union_sizes[block];
+        const int64_t rows = f.rows + (0 + ... + first);
+        const bool left_out = *base * static_cast<int64_t>(k.rows) > k.capacity * rows;
+        if (left_out) atomicMax(k.used, k.capacity + 1), k.union_sizes[block] = f.union_sizes[block];
         *base = left_out ? kLeftOut : 0;
       }
     }

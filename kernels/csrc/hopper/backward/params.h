@@ -19,6 +19,7 @@ constexpr int kMostItems = 1024;   // most blocks of rows, or groups of neurons,
 // What the forward pass keeps for each non-zero, six bytes, in buckets by block and panel of the block's union.
 // position: (panel % 4) << 13 | row of the block << 6 | column of the panel.
 struct Kept {
+  int rows;             // of the call
   int capacity;         // most values; those of further blocks are left out
   uint16_t* positions;  // [capacity]
   uint16_t* gates;      // [capacity]: gate values
@@ -28,7 +29,7 @@ struct Kept {
   uint16_t* unions;     // [blocks, panels * 64], as in Ffn
   int* union_sizes;     // [blocks]
   int* fires;           // [d_ff]: counted rows that fire each neuron. Zeros at first
-  int* used;            // [1]: values so far, those left out too. Zero at first. Null in a pass that is repeated
+  int* used;            // [1]: values so far; more than `capacity` if any were left out. Zero at first. Null in a pass that is repeated
   float* l1_parts;      // [blocks, kKeepCtas]: sums of |h| over counted rows
 
   // Whether a forward pass is repeated for its values and `starts` alone.

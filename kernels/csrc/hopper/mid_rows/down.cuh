@@ -12,30 +12,31 @@ __device__ __forceinline__ int share_of(int total, int splits) {
   return ((total + splits - 1) / splits + kTileK - 1) / kTileK * kTileK;
 }
 
-// Writes the neurons of this CTA's share of the block's union, ascending, to `list`; returns how many. By all threads.
-// meanwhile() runs while the bits of what fired are in flight.
-template <typename Meanwhile>
+// Writes the neurons of this CTA's share of the block's union, ascending, to `list`; returns how many. By kWarps warps,
+// this thread of which is the thread-th; sync() is a barrier of theirs. meanwhile() runs while the bits of what fired are
+// in flight.
+template <int kWarps, typename Sync, typename Meanwhile>
 __device__ __forceinline__ int list_share(const TiledMarks& marks, const Ffn& f, int splits, int rank, uint16_t* list,
-                                          int (&sums)[kThreads / 32], Meanwhile meanwhile) {
-  const int groups = (f.d_ff + 15) / 16, each = (groups + kThreads - 1) / kThreads, lane = threadIdx.x % 32,
-            warp = threadIdx.x / 32;
-  const int from = min(static_cast<int>(threadIdx.x) * each, groups), to = min(from + each, groups);
+                                          int (&sums)[kWarps], int thread, Sync sync, Meanwhile meanwhile) {
+  const int groups = (f.d_ff + 15) / 16, each = (groups + 32 * kWarps - 1) / (32 * kWarps), lane = thread % 32,
+            warp = thread / 32;
+  const int from = min(thread * each, groups), to = min(from + each, groups);
   const uint32_t first = from < to ? marks.fired[from] : 0;  // usually all that a thread has
   meanwhile();
   int mine = __popc(first);
   for (int g = from + 1; g < to; ++g) mine += __popc(marks.fired[g]);
   int at = sum_upto(mine, lane);
   if (lane == 31) sums[warp] = at;
-  __syncthreads();
+  sync();
   at -= mine;
   int total = 0;
 #pragma unroll
-  for (int w = 0; w < kThreads / 32; ++w) at += w < warp ? sums[w] : 0, total += sums[w];
+  for (int w = 0; w < kWarps; ++w) at += w < warp ? sums[w] : 0, total += sums[w];
   const int share = share_of(total, splits), low = min(rank * share, total);
   const int size = min(share, total - low);
   at -= low;
   for (int g = from; g < to; ++g) at = list_sixteen(list, size, at, g == from ? first : marks.fired[g], 16 * g);
-  if (threadIdx.x < (-size & kTileK - 1)) list[size + threadIdx.x] = 0;  // producers that gather read whole steps
+  if (thread < (-size & kTileK - 1)) list[size + thread] = 0;  // producers that gather read whole steps
   return size;
 }
 
@@ -275,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t words = thread < tiles * (kBlockRows / 32) ? marks.broken[thread] : 0;
   const int share_of_all = share_of(f.d_ff, kSplits), first = rank * share_of_all;
   const int early_stages = max(min(min(kEarlyStages, stages), min(share_of_all, f.d_ff - first) / kTileK), 0);
-  const int size = list_share(marks, f, kSplits, rank, list, sums, [&] {
+  const int size = list_share(marks, f, kSplits, rank, list, sums, thread, [] { __syncthreads(); }, [&] {
     if (!consumes && request_early(ring, load, marks.fired, first, early_stages) && thread == kConsumers)
       has_requested = true;
   });

@@ -67,7 +67,7 @@ __device__ __forceinline__ bool finite_half(uint32_t pair, int which) {
 
 // The gate's epilogue of 64 rows: values to a panel; marks of what fired, of what is not finite, and of how many fired
 // in each row. Code that is not in the instruction cache takes longer to load than to run, so it is short: a value that
-// becomes infinite only by rounding is left to the up product, if there is one. s: has `fires` and `broken`, as
+// becomes infinite only by rounding is left to the up product, if there is one. s: has `broken` and mark(), as
 // TiledShared.
 template <typename T, int kN, typename Marks>
 __device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], Marks& s, const Ffn& f, const Consumer& c, int first, int rows,
@@ -104,15 +104,17 @@ __device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], Marks& s, 
     count += __shfl_xor_sync(~0u, count, 1), count += __shfl_xor_sync(~0u, count, 2);
     if (quad == 0 && there[h]) counts[row % kBlockRows] = count;
   }
+  uint32_t fires = 0;  // of these rows, in the w-th lane of the w-th 32 neurons
 #pragma unroll
   for (int w = 0; w < (kN + 31) / 32; ++w) {
     const uint32_t both = mine[0][w / 4] | mine[1][w / 4], low = both >> 4 * (w % 4) & 15, high = both >> (16 + 4 * (w % 4)) & 15;
     // a neuron's bit to its place of 32
     const uint32_t spread = (low * 0x204081u & 0x1010101u) | (high * 0x408102u & 0x2020202u);
-    const int left = f.d_ff - first - 32 * w;
-    const uint32_t any = __reduce_or_sync(~0u, spread << 2 * quad) & (left >= 32 ? ~0u : left <= 0 ? 0u : (1u << left) - 1);
-    if (c.lane == 0 && any) atomicOr(&s.fires[c.group * 64 / kBlockRows][w], any);
+    const uint32_t any = __reduce_or_sync(~0u, spread << 2 * quad);
+    fires = c.lane == w ? any : fires;
   }
+  const int left = f.d_ff - first - 32 * c.lane;
+  s.mark(c, left >= 32 ? fires : left <= 0 ? 0u : fires & ((1u << left) - 1));
 }
 
 // Writes the values of 64 rows, dense, to `spill`; each warp writes its own, through rows of kN + 8 at `rows`. m0,

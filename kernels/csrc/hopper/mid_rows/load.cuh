@@ -28,6 +28,11 @@ struct __align__(16) TiledShared {
   int other;                                            // the width that the other CTA of the pair needs
   __align__(16) uint16_t list[kN];                      // the neurons that fire, ascending
   __align__(16) float biases[kN];                       // biases of a product's neurons
+
+  // Adds what a warp's rows fire: a word of 32 neurons a lane.
+  __device__ __forceinline__ void mark(const Consumer& c, uint32_t word) {
+    if (c.lane < kWords && word != 0) atomicOr(&fires[c.group * 64 / kBlockRows][c.lane], word);
+  }
 };
 
 // Calls run<width>(), for a product of gathered neurons.

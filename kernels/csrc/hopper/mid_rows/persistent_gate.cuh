@@ -11,10 +11,20 @@
 
 namespace twell::hopper {
 
-// What a tile's epilogue marks, as in TiledShared. There are two, for tiles in turns, so that one is read and cleared
-// while the next tile's epilogue may begin.
+// What a tile's epilogue marks, as in TiledShared, but what fires by warps, which then need no atomics. There are two, for
+// tiles in turns, so that one is read while the next tile's epilogue begins.
 struct PersistentMarks {
-  uint32_t fires[1][kTileN / 32], broken[kTileM / 32];
+  static constexpr int kWords = kTileN / 32;
+  uint32_t fires[kConsumerWarps][kWords], broken[kTileM / 32];
+
+  __device__ __forceinline__ void mark(const Consumer& c, uint32_t word) {
+    if (c.lane < kWords) fires[c.group * 4 + c.warp][c.lane] = word;
+  }
+  __device__ __forceinline__ uint32_t fired(int word) const {
+    uint32_t all = 0;
+    for (const auto& of_warp : fires) all |= of_warp[word];
+    return all;
+  }
 };
 
 // The tiles of this cluster: one in `clusters` from `first` on, of the pairs of blocks in turn all their neurons.
@@ -62,10 +72,9 @@ __device__ __forceinline__ void consume_persistent(const CUtensorMap& h_map, con
     if (c.leads()) tma_store_3d(&h_map, panel, 64 * c.group, first, block), bulk_commit();
     const TiledMarks to(f, block, tasks.tiles);
     const int words = f.panels * (kPanelColumns / 32), word = threadIdx.x;  // 32 neurons each
-    if (word < kTileN / 32) {
-      if (first / 32 + word < words) reinterpret_cast<uint32_t*>(to.fired)[first / 32 + word] = marks[turn].fires[0][word];
-      marks[turn].fires[0][word] = 0;
-    } else if (const int quarter = word - kTileN / 32; quarter < kTileM / 32) {
+    if (word < PersistentMarks::kWords) {
+      if (first / 32 + word < words) reinterpret_cast<uint32_t*>(to.fired)[first / 32 + word] = marks[turn].fired(word);
+    } else if (const int quarter = word - PersistentMarks::kWords; quarter < kTileM / 32) {
       to.broken[tile * (kTileM / 32) + quarter] = marks[turn].broken[quarter];
       marks[turn].broken[quarter] = 0;
     }
@@ -86,7 +95,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
     fence_barrier_init();
   }
-  if (threadIdx.x < sizeof(marks) / 4) reinterpret_cast<uint32_t*>(marks)[threadIdx.x] = 0;
+  if (threadIdx.x < 2 * kTileM / 32) marks[threadIdx.x % 2].broken[threadIdx.x / 2] = 0;
   let_next_launch();
   wait_for_launches();
   cluster_sync();

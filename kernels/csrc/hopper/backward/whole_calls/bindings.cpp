@@ -50,7 +50,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const Tensor finite = unwritten(x, {f.rows}, aoti_torch_dtype_bool()), l1_parts = unwritten(x, {parts}, float32);
   const Tensor values = unwritten(x, {3, capacity}, int16), unions = unwritten(x, {blocks, panels * kPanelColumns}, int16);
   f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
-  const Kept kept = kept_of(values, unions, tables, f.blocks, f.panels, f.d_ff, as<float>(l1_parts));
+  const Kept kept = kept_of(values, unions, tables, f.rows, f.panels, f.d_ff, as<float>(l1_parts));
   launch_rest(f, kept, as<uint8_t>(counted), pass, on);
   launch_totals({f.rows, f.d_ff, static_cast<int>(parts), f.finite, as<uint8_t>(counted), as<float>(l1_parts), kept.fires, as<float>(l1),
                  as<float>(counted_rows), as<int64_t>(fires)},

@@ -21,15 +21,16 @@ inline int rows_of(const Tensor& x) { return static_cast<int>(x.numel() / x.size
 inline int blocks_of(const Tensor& x) { return (rows_of(x) + kBlockRows - 1) / kBlockRows; }
 inline int panels_of(const Tensor& w) { return static_cast<int>((w.size(0) + kPanelColumns - 1) / kPanelColumns); }
 
-// values: [3, capacity] of positions, gates and hidden values; tables: starts, order, union_sizes, fires and used, one
-// after the other.
-inline Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& tables, int blocks, int panels, int d_ff, float* l1_parts) {
-  const int64_t capacity = values.size(1);
+// values: [3, capacity] of positions, gates and hidden values, of a call of so many rows; tables: starts, order,
+// union_sizes, fires and used, one after the other.
+inline Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& tables, int rows, int panels, int d_ff, float* l1_parts) {
+  const int64_t capacity = values.size(1), blocks = (rows + kBlockRows - 1) / kBlockRows;
   Kept k{};
+  k.rows = rows;
   k.capacity = static_cast<int>(capacity);
   k.positions = as<uint16_t>(values), k.gates = k.positions + capacity, k.hidden = k.gates + capacity;
-  k.starts = as<int>(tables), k.order = k.starts + static_cast<int64_t>(blocks) * (panels + 1);
-  k.union_sizes = k.order + static_cast<int64_t>(blocks) * kBlockRows, k.fires = k.union_sizes + blocks, k.used = k.fires + d_ff;
+  k.starts = as<int>(tables), k.order = k.starts + blocks * (panels + 1);
+  k.union_sizes = k.order + blocks * kBlockRows, k.fires = k.union_sizes + blocks, k.used = k.fires + d_ff;
   k.unions = as<uint16_t>(unions), k.l1_parts = l1_parts;
   return k;
 }
@@ -152,7 +153,7 @@ inline void launch_backward(const BackwardTensors& t, void* dx, void* d_gate, vo
   b.float_weights = float_weights;
   b.x = address(t.x), b.dy = address(t.dy), b.w_gate = address(t.w_gate), b.w_up = address(t.w_up ? t.w_up : t.zeros), b.w_down = address(t.w_down);
   b.finite = as<uint8_t>(t.finite), b.counted = as<uint8_t>(t.counted), b.l1_scale = t.l1_scale;
-  b.kept = kept_of(t.values, t.unions, t.tables, b.blocks, b.panels, b.d_ff, nullptr);
+  b.kept = kept_of(t.values, t.unions, t.tables, b.rows, b.panels, b.d_ff, nullptr);
   b.dx = dx, b.d_gate = d_gate, b.d_up = d_up, b.d_down = d_down, b.adds = t.adds, b.adds_down = t.adds_down;
   b.b_gate = address(t.b_gate), b.b_up = address(t.b_up);
   b.d_b_gate = address(t.d_b_gate), b.d_b_up = address(t.d_b_up), b.d_b_down = address(t.d_b_down);
