@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from twell.workbench.errors import UserError
-from twell.workbench.text.sources import TextSource, is_source_name, open_sources
+from twell.workbench.text.sources import TextSource, is_source_name, open_sources, refuse_folder
 
 NAME = "text"  # of the source that given texts are
 
@@ -30,7 +31,8 @@ def sources_of(texts: str | Path | TextSource | Sequence[str | Path | TextSource
     """Return the sources that are given by name, and the other strings as one more.
 
     A string is a name where it has a source's form and no white space, or is a file's; a Path always is one.
-    Raises UserError for a name that is no source, and for no text at all.
+    Raises UserError for a name that is no source, a folder's too (a word in a list may be one), for a string that looks
+    like a path and is none, and for no text at all.
     """
     given = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, (str, Path, TextSource)) else [texts]
     sources: list[TextSource] = []
@@ -41,6 +43,7 @@ def sources_of(texts: str | Path | TextSource | Sequence[str | Path | TextSource
         elif isinstance(one, Path) or (isinstance(one, str) and is_source_name(one)):
             sources += open_sources([str(one)])
         elif isinstance(one, str):
+            _refuse_path(one, alone=texts is one)
             plain.append(one)
         else:
             raise UserError(f"Expected texts as strings, paths or sources, got a {type(one).__name__}.")
@@ -49,3 +52,15 @@ def sources_of(texts: str | Path | TextSource | Sequence[str | Path | TextSource
     if not sources:
         raise UserError("Expected at least one text, got none: give a string, or a file's path.")
     return sources
+
+
+def _refuse_path(text: str, alone: bool) -> None:
+    """Raise UserError for a text that is a path: a folder's, or where nothing is. A word in a list may name a folder.
+
+    alone: whether it was given by itself, not in a list
+    """
+    itself, has_slash = f", or {[text]!r} if that is the text", os.sep in text
+    if alone or has_slash:
+        refuse_folder(text, "" if has_slash else itself)
+    if alone and has_slash and not any(letter.isspace() for letter in text):
+        raise UserError(f"Expected a text, got {text}, a path with nothing there: check it{itself}.")

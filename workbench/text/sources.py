@@ -53,9 +53,10 @@ class TextSource:
     """
 
     def __init__(self, name: str) -> None:
-        """Check that the source exists. Raises UserError for a name that is no source or not UTF-8, and for a missing
-        or an empty file.
+        """Check that the source exists. Raises UserError for a name that is no source or not UTF-8, for a folder, and
+        for a missing or an empty file.
         """
+        refuse_folder(name)
         kind = _kind(utf8(name))
         self._begin(name, None, KINDS[kind])
         if kind.startswith("."):
@@ -94,6 +95,28 @@ class TextSource:
 def open_sources(names: Iterable[str]) -> list[TextSource]:
     """Return the sources of these names, patterns replaced by the files that match. Raises UserError for no match."""
     return [TextSource(name) for given in names for name in _matching(str(given))]
+
+
+def is_folder(text: str) -> bool:
+    """Return whether a text is the name of a folder that exists."""
+    try:
+        return Path(text).is_dir()
+    except (OSError, ValueError):  # no name that the system can hold: a text
+        return False
+
+
+def refuse_folder(name: str, or_else: str = "") -> None:
+    """Raise UserError for the name of a folder. or_else: what else could be meant by it, and how to say so."""
+    if not is_folder(name):
+        return
+    folder = Path(name)
+    if (folder / "run.json").is_file():
+        raise UserError(
+            f"Expected a text file at {name}, got the folder of a run: give the text that it was captured from."
+        )
+    kinds = (f"*{kind}*" for kind in KINDS if kind.startswith(".") and any(folder.glob(f"*{kind}*")))
+    pattern = str(folder / next(kinds, "*.txt"))
+    raise UserError(f"Expected a text file at {name}, got a folder: give its files, as in {pattern!r}{or_else}.")
 
 
 def is_source_name(text: str) -> bool:
@@ -212,8 +235,7 @@ def _kind(name: str) -> str:
 def _file_size(path: Path) -> int:
     """Return a file's size in bytes. Raises UserError if it is missing or empty."""
     if not path.is_file():
-        got = "a folder" if path.is_dir() else "nothing there"
-        raise UserError(f"Expected a text file at {path}, got {got}: check the path, or use {builtins()}.")
+        raise UserError(f"Expected a text file at {path}, got nothing there: check the path, or use {builtins()}.")
     size = path.stat().st_size
     if not size:
         raise UserError(f"Expected text in {path}, got an empty file: give a file with text in it.")

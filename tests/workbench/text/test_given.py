@@ -1,0 +1,45 @@
+"""What a caller gives as texts: words, names, and folders, which are neither."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from twell.workbench.errors import UserError
+from twell.workbench.text.given import sources_of
+from twell.workbench.text.sources import open_sources
+
+
+def test_a_folder_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is not read as words, but where it may be a word: in a list, without a slash."""
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.json").touch()
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "a.jsonl.zst").touch()
+    monkeypatch.chdir(tmp_path)
+    for texts, got in (
+        ("runs/mine", "at runs/mine, got the folder of a run: give the text that it was captured from."),
+        (["words", "runs/mine"], "at runs/mine, got the folder of a run: "),
+        (Path("runs"), "at runs, got a folder: give its files, as in 'runs/*.txt'."),
+        (
+            "shards",
+            "at shards, got a folder: give its files, as in 'shards/*.jsonl*', or ['shards'] if that is the text.",
+        ),
+    ):
+        with pytest.raises(UserError, match=re.escape(f"Expected a text file {got}")):
+            sources_of(texts)
+    (source,) = sources_of(["shards", "runs"])
+    assert ["".join(text) for text in source.read()] == ["shards", "runs"]
+    with pytest.raises(UserError, match="Expected a text file at shards, got a folder"):
+        open_sources(["shards"])
+
+
+def test_a_path_with_nothing_there_is_no_text() -> None:
+    with pytest.raises(
+        UserError, match=re.escape("got runs/gone, a path with nothing there: check it, or ['runs/gone'] if")
+    ):
+        sources_of("runs/gone")
+    for text in ("either / or", ["either/or"]):
+        assert ["".join(one) for one in sources_of(text)[0].read()] == [text if isinstance(text, str) else text[0]]
