@@ -164,14 +164,15 @@ def ablate(chosen: AblateOptions) -> None:
 
     try:
         from twell.analysis.ablations import allocation
-        from twell.analysis.ablations.by_condition import effects, lines
+        from twell.analysis.ablations.by_condition import lines_of
     except ImportError:  # analysis may not be installed where models run
         if chosen.budget is not None:
             raise UserError("Expected the extra `dashboard` for --budget, it is not installed: install it.") from None
         measure(chosen)
         return
-    run = measure(chosen, allocation.allocated)
-    print("\n".join(lines(effects(run))))
+    studies: list[int] = []
+    run = measure(chosen, allocation.allocated, studies.append)
+    print("\n".join(lines_of(run, studies)))
     if chosen.budget is not None:
         print("\n".join(allocation.lines(allocation.allocation(run))))
 

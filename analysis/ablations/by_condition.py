@@ -125,6 +125,15 @@ def _mean_and_error(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return sums[2] / sums[0], statistics.ratio_error(*sums)
 
 
+def lines_of(run: Run, studies: Sequence[int]) -> list[str]:
+    """Return what studies of a run measured as lines of text, and one on the conditions that only others measured."""
+    table = pd.concat([effects(run, study) for study in dict.fromkeys(studies)], ignore_index=True)
+    others = len(set(effects(run)["condition"]) - set(table["condition"]))
+    earlier = f"{others:,} condition{'s' if others > 1 else ''} measured earlier"
+    shown = f"  {earlier}: on page What matters, `twell app {run.path.parent}`"
+    return [*lines(table), *([shown] if others else [])]
+
+
 def lines(table: pd.DataFrame) -> list[str]:
     """Return a table of `effects` as lines of text."""
     head = f"  {'condition':<22}{'change of loss, nats a token':>36}{'kept':>9}"
@@ -143,5 +152,5 @@ def _notes(table: pd.DataFrame) -> list[str]:
     for (tokens, documents, base), rows in sets:
         others = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
         of = f", for {rows['condition'].iloc[0]}{others}" if len(sets) > 1 else ""
-        notes.append(f"  untouched {base:.4f} nats on {tokens:,} tokens of {documents:,} documents{of}")
+        notes.append(f"  untouched {base:.4f} nats on {tokens:,} predicted tokens of {documents:,} documents{of}")
     return notes

@@ -12,7 +12,7 @@ from support.planted_effects import coverage, rows_of
 
 from twell.analysis import allocation, by_layer, effects
 from twell.analysis.ablations.allocation import allocate, allocated, summary
-from twell.analysis.ablations.by_condition import SUMS, clustered, lines, paired_change
+from twell.analysis.ablations.by_condition import SUMS, clustered, lines, lines_of, paired_change
 from twell.workbench.ablations.appended import append
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run, open_run
@@ -46,6 +46,18 @@ def test_changes_are_sums_by_document(small: Run) -> None:
         effects(run, study=7)
 
 
+def test_a_study_is_shown_without_what_others_measured(small: Run) -> None:
+    """A condition of both counts as shown, with the numbers of the study that is asked for."""
+    for study, (condition, documents) in enumerate((("ffn@0", 5), ("weakest:0.5", 8), ("weakest:0.5", 5))):
+        run = added(small, study, condition=condition, documents=documents)
+    for studies, names, others in (([2], ["weakest:0.5"], 1), ([1], ["weakest:0.5"], 1), ([0, 2, 0], ["ffn", "we"], 0)):
+        shown = lines_of(run, studies)
+        told = [f"  {others} condition measured earlier: on page What matters, `twell app {run.path.parent}`"][:others]
+        table = pd.concat([effects(run, study) for study in sorted(set(studies))], ignore_index=True)
+        assert shown == [*lines(table), *told] and len(table) == len(names)
+        assert all(line.startswith(f"  {name}") for name, line in zip(names, shown[1:], strict=False))
+
+
 def test_each_study_is_beside_the_loss_of_its_own_tokens(small: Run) -> None:
     """Conditions that were measured on other tokens have another untouched loss, which the list says of each."""
     for study, documents in enumerate((5, 8)):
@@ -56,7 +68,8 @@ def test_each_study_is_beside_the_loss_of_its_own_tokens(small: Run) -> None:
     notes = [line for line in lines(table) if "untouched" in line]
     assert len(notes) == len(table) == 2
     for row in table.itertuples():
-        of = f"untouched {row.base:.4f} nats on {row.tokens:,} tokens of {row.documents} documents, for {row.condition}"
+        tokens = f"{row.tokens:,} predicted tokens of {row.documents} documents"
+        of = f"untouched {row.base:.4f} nats on {tokens}, for {row.condition}"
         assert sum(of in note for note in notes) == 1, (of, notes)
 
 

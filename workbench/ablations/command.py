@@ -36,10 +36,15 @@ TOKENS = {"cpu": 20_000, "cuda": 500_000}
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32_768}
 
 
-def ablate(options: AblateOptions, allocated: Callable[[Run, float], str] | None = None) -> Run:
+def ablate(
+    options: AblateOptions,
+    allocated: Callable[[Run, float], str] | None = None,
+    measured: Callable[[int], object] = lambda _: None,
+) -> Run:
     """Measure a study, write it into the run, and return the run.
 
-    allocated: returns the condition for a budget, once each layer was measured alone
+    allocated: returns the condition for a budget, once each layer was measured alone; measured: called with the number
+    of each study in the run
 
     Raises UserError for a run, a model or a condition that cannot be used, and KeyboardInterrupt when stopped; batches
     that were measured until then stay.
@@ -53,17 +58,23 @@ def ablate(options: AblateOptions, allocated: Callable[[Run, float], str] | None
     own = model_of(run, options.model, options.device)
     sources = open_sources(options.text) if options.text else None
     if options.budget is None or allocated is None:
-        return measure(run, own, options, sources, quiet=False)
+        return measure(run, own, options, sources, False, measured)
     alone = tuple(f"{SHARES}@{layer}" for layer in range(own.layers))
-    run = measure(run, own, replace(options, condition=(*options.condition, *alone)), sources, quiet=False)
+    run = measure(run, own, replace(options, condition=(*options.condition, *alone)), sources, False, measured)
     together = replace(options, condition=(allocated(run, options.budget),), neurons=0)
-    return measure(run, own, together, sources, quiet=False)
+    return measure(run, own, together, sources, False, measured)
 
 
 def measure(
-    run: Run, own: OwnModel, options: AblateOptions, sources: list[TextSource] | None = None, quiet: bool = True
+    run: Run,
+    own: OwnModel,
+    options: AblateOptions,
+    sources: list[TextSource] | None = None,
+    quiet: bool = True,
+    measured: Callable[[int], object] = lambda _: None,
 ) -> Run:
-    """Measure a study of a model that is loaded already. sources: the text; None for the run's own tokens."""
+    """Measure a study of a model that is loaded already. sources: the text, None for the run's own tokens; measured:
+    called with the study's number in the run."""
     with_zeros = own.has_zeros and not run.manifest.options.get("threshold")
     default = () if options.neurons else STUDY if with_zeros else STUDY_WITHOUT_ZEROS
     study = Study(
@@ -84,7 +95,9 @@ def measure(
     columns = (TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not sys.stderr.isatty()) as bar:
         step = bar.add_task("")
-        return run_study(run, own, study, lambda done, total: bar.update(step, completed=done, total=total))
+        run, number = run_study(run, own, study, lambda done, total: bar.update(step, completed=done, total=total))
+    measured(number)
+    return run
 
 
 def _single_neurons(run: Run, own: OwnModel, study: Study, count: int, console: Console) -> list[Condition]:

@@ -82,8 +82,10 @@ class _Pending:
         return bool(self.columns) and time.monotonic() - self.since >= PART_SECONDS
 
 
-def run_study(run: Run, own: OwnModel, study: Study, done: Callable[[int, int], object] = lambda *_: None) -> Run:
-    """Measure a study and write it into the run; return the run.
+def run_study(
+    run: Run, own: OwnModel, study: Study, done: Callable[[int, int], object] = lambda *_: None
+) -> tuple[Run, int]:
+    """Measure a study and write it into the run; return the run, and the study's number there.
 
     done: called after each batch with its number and how many there are. Raises UserError for a condition that takes
     nothing away, and where the run cannot be written to.
@@ -92,7 +94,7 @@ def run_study(run: Run, own: OwnModel, study: Study, done: Callable[[int, int], 
     with appending(run.path), AblationRunner(own, _threshold(run)) as runner:
         entry, recorded = _entry(open_run(run.path), study.record(own, 0))
         if entry["complete"]:
-            return open_run(run.path)
+            return open_run(run.path), entry["study"]
         interventions = interventions_of(run, own, study, cut, runner)
         entry["thresholds"] = {
             each.condition.name: _values(each, own.layers) for each in interventions if each.condition.shares
@@ -118,7 +120,7 @@ def run_study(run: Run, own: OwnModel, study: Study, done: Callable[[int, int], 
             write(False)  # of whole batches
             raise
         write(True)
-    return open_run(run.path)
+    return open_run(run.path), entry["study"]
 
 
 def interventions_of(

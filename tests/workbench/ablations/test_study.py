@@ -150,7 +150,9 @@ def test_shares_of_layers_are_thresholds_of_each(run: Run) -> None:
 
 def test_a_budget_is_divided_and_run(run: Run) -> None:
     """Every layer alone, then a mixture of them together."""
-    after = ablate(options(run, budget=0.01), lambda run, budget: f"shares:{budget},0.5,0")
+    studies: list[int] = []
+    after = ablate(options(run, budget=0.01), lambda run, budget: f"shares:{budget},0.5,0", studies.append)
+    assert studies == [entry["study"] for entry in after.manifest.effects[-2:]]
     assert after.manifest.effects[-1]["conditions"] == ["shares:0.01,0.5,0"]
     alone = after.manifest.effects[-2]["conditions"]
     assert [name for name in alone if name.endswith("@2")] == [
@@ -214,9 +216,9 @@ def test_a_killed_study_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("weakest:0.25", "ffn@2"):  # not by chance
         a, b = (each[each["condition"] == name].drop(columns="study").reset_index(drop=True) for each in (rows, whole))
         assert a.equals(b)
-    done = len(calls)
-    measure(again, own, chosen)
-    assert len(calls) == done
+    done, studies = len(calls), list[int]()
+    measure(measure(again, own, replace(chosen, seed=2)), own, chosen, measured=studies.append)
+    assert len(calls) == done + len(whole.groupby("batch")) and studies == [entry["study"]]
 
 
 @pytest.mark.parametrize(
