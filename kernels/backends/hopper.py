@@ -43,8 +43,9 @@ OUTPUTS = 256  # columns of y that the down product makes at once
 WINDOW = 1024  # rows that are put in order of nnz before they are cut into blocks
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
 FEW_TILES = 352  # of the gate product: up to so many, a call has no order, no plan and, unless asked for, no words
+PLAIN_NEURONS = 16_384  # of a plain FFN, up to which no call has a plan but those that need words
 NARROW = 1024  # d_model up to which a plain FFN has short gate products, beside which a plan takes long
-NARROW_FEW_TILES = 12_288  # of such a call; more were not timed
+NARROW_FEW_TILES = 12_288  # of such a call that needs words; more were not timed
 PARTIAL_SUMS = 144  # of a tile of y, that can be left for other CTAs at once: as many as a GH100 has multiprocessors
 ALL_STAGES = int(Stage.GATE | Stage.PLAN | Stage.UP | Stage.DOWN | Stage.COUNTS)
 NO_WORDS = int(Stage.PLAN | Stage.COUNTS)  # needless without a plan where nnz alone is required
@@ -93,9 +94,16 @@ def has_plan(n: int, d_ff: int) -> bool:
 def plans(params: FFNParams, n: int) -> bool:
     """Return whether a pass of n rows of a call has an order and a plan."""
     d_ff, d_model = params.w_gate.shape
-    narrow = params.w_up is None and d_model <= NARROW
-    few = narrow and -(-n // BLOCK) * LAYOUT.tiles(d_ff) <= NARROW_FEW_TILES
-    return has_plan(n, d_ff) and not few
+    if params.w_up is not None or not has_plan(n, d_ff):
+        return has_plan(n, d_ff)
+    if not needs_words(params):
+        return d_ff > PLAIN_NEURONS
+    return d_model > NARROW or -(-n // BLOCK) * LAYOUT.tiles(d_ff) > NARROW_FEW_TILES
+
+
+def needs_words(params: FFNParams) -> bool:
+    """Return whether a call's results come from TwELL: all but y and nnz do."""
+    return params.want_packed or params.probes == "neurons" or (params.layout is not None and params.probes != "none")
 
 
 @gpu.remembered
@@ -235,7 +243,7 @@ def prepare(params: FFNParams) -> Callable[[Tensor], tuple[Tensor, Stats]] | Non
     """
     (d_ff, d_model), n = params.w_gate.shape, params.n
     planned = plans(params, n)
-    if params.up_relu or (planned and len(list(_passes(n, d_ff))) > 1):
+    if params.up_relu or len(list(_passes(n, d_ff))) > 1:
         return None
     laid_out = regions(n, d_ff, params.x.dtype, planned)
     offsets, nbytes, counts, flat = laid_out.offsets, laid_out.nbytes, params.probes == "counts", params.x.dim() == 2
@@ -254,7 +262,7 @@ def launch(
     params: FFNParams, rows: slice, workspace: HopperWorkspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES
 ) -> None:
     """Launch stages of the call for some of its rows on the current stream; sums are added to those in `stats`."""
-    if not workspace.has_plan and stats.tiles is None and stats.neurons is None and not params.want_packed:
+    if not workspace.has_plan and not needs_words(params):
         stages &= ~NO_WORDS
     op = getattr(torch.ops.twell, loaded_op(params.activation == "relu2", params.up_relu))
     op(

@@ -129,13 +129,20 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(
     assert (nbytes, counts, with_plan) == (given[0][7].nbytes, probes == "counts", planned)
 
 
-def test_plain_narrow_calls_have_a_border_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_calls_have_borders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a plan where neurons are very many; where words are needed, where inputs are many or tiles very many."""
     monkeypatch.setattr(hopper, "NARROW_FEW_TILES", 2 * hopper.FEW_TILES)
     n = 128 * hopper.FEW_TILES  # of one tile
-    for d_model, gated, most in ((1024, False, 2), (1024, True, 1), (1032, False, 1)):
-        weight = torch.zeros(256, d_model, dtype=BF16)
-        params = FFNParams(weight, weight, weight if gated else None, weight.t())
-        assert [hopper.plans(params, rows) for rows in (most * n, most * n + 1)] == [False, True]
+    words = {"want_packed": True}, {"probes": "neurons"}, {"layout": hopper.LAYOUT}
+    for options in ({}, {"probes": "none"}, {"probes": "none", "layout": hopper.LAYOUT}, *words):
+        for d_model, gated, most in ((1024, False, 2), (1024, True, 1), (1032, False, 1)):
+            weight = torch.zeros(256, d_model, dtype=BF16)
+            params = FFNParams(weight, weight, weight if gated else None, weight.t(), **options)  # type: ignore[arg-type]
+            never = not gated and options not in words
+            assert [hopper.plans(params, rows) for rows in (most * n, most * n + 1)] == [False, not never], options
+    for d_ff in (hopper.PLAIN_NEURONS, hopper.PLAIN_NEURONS + 1):
+        weight = torch.zeros(d_ff, 8, dtype=BF16)
+        assert hopper.plans(FFNParams(weight, weight, None, weight.t()), n) == (d_ff > hopper.PLAIN_NEURONS)
 
 
 def test_calls_in_several_passes_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +154,7 @@ def test_calls_in_several_passes_are_not_prepared(monkeypatch: pytest.MonkeyPatc
     assert hopper.prepare(params) is not None
     monkeypatch.setattr(gpu, "MAX_WORKSPACE", 4000 * 5632 * 37 // 8)
     assert hopper.prepare(params) is None
+    assert hopper.prepare(replace(params, w_up=None)) is None
 
 
 @pytest.mark.gpu

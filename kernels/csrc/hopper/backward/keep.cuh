@@ -104,7 +104,7 @@ struct Keeping {
   int *cursors;         // [panels]: where the next one goes, from the block's first on
   int *fires;           // [d_ff]
   ListedValue* values;  // [kListed]
-  int *listed, *base;   // how many values there are; the block's first value, in the first CTA
+  int *listed, *base;   // how many values there are; in the first CTA the block's first value, or kLeftOut
   int block, rank, warp, lane, words;
   int size = abs(f.union_sizes[block]);
   Keeper<T> keeper{f, bits, before, block, size == f.d_ff};
@@ -128,7 +128,8 @@ struct Keeping {
     for (int i = threadIdx.x; i < 2 * f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
     for (int i = threadIdx.x; rank == 0 && !k.repeats() && i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = (f.order[block * kBlockRows + i] + ... + first);
     __syncthreads();
-    for (int i = threadIdx.x; i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; i += kKeepThreads) {
+#pragma unroll 4
+    for (int i = threadIdx.x; (rank == 0 || !keeper.all) && i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; i += kKeepThreads) {
       const int neuron = f.unions[list + i];
       if (rank == 0 && !k.repeats()) k.unions[list + i] = neuron;
       // of every neuron nobody reads them, and all threads of a warp would meet in one word
@@ -145,14 +146,16 @@ struct Keeping {
   template <typename... First>
   __device__ __forceinline__ bool is_left_out(First... first) const {
     if (k.repeats()) return false;
-    int sum = 0;
+    int sum = 0;  // nnz is 0 where a row is not finite
+#pragma unroll
     for (int i = lane; i < kBlockRows; i += 32)
-      if (const int row = f.order[block * kBlockRows + i]; row < f.rows && f.finite[row]) sum += f.nnz[row];
+      if (const int row = f.order[block * kBlockRows + i]; row < f.rows) sum += f.nnz[row];
     sum = __reduce_add_sync(~0u, sum);
     if (sum <= kBlockRows * kLoudRows) return false;
-    if (rank == 0) {
+    if (rank == kKeepCtas - 1) {  // the first one has more to do in read_union
       int fired = 0;
-      for (int row = static_cast<int>(threadIdx.x) - (0 + ... + first); row < f.rows; row += kKeepThreads) fired += f.nnz[row];  // 0 if not finite
+#pragma unroll 8
+      for (int row = static_cast<int>(threadIdx.x) - (0 + ... + first); row < f.rows; row += kKeepThreads) fired += f.nnz[row];
       fired = __reduce_add_sync(~0u, fired);
       if (lane == 0) atomicAdd(base, fired);
       __syncthreads();
@@ -164,7 +167,7 @@ struct Keeping {
       }
     }
     cluster_sync();
-    return load_remote(base, 0) == kLeftOut;
+    return load_remote(base, kKeepCtas - 1) == kLeftOut;
   }
 
   // Counts how often each neuron fires in this CTA's rows, listing no values: a thread for a word of 32, whose counts lie
@@ -310,7 +313,7 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn
     if (fires[i] > 0) atomicAdd(k.fires + i, fires[i]);
   __syncthreads();
   cluster_sync();
-  keeping.write_values(load_remote(&base, 0));
+  keeping.write_values(left_out ? kLeftOut : load_remote(&base, 0));
   const float sum = k.repeats() ? 0.f : keeping.sum_hidden();
   if (keeping.lane == 0) sums[keeping.warp] = sum;
   __syncthreads();

@@ -36,11 +36,14 @@ inline DownShape choose_down_shape(const Ffn& f, const std::array<int, 4>& at_on
   return best;
 }
 
-// The outputs of a task of `persistent_down`, and those with the fewest cycles for a model; the wider ones of two read the
-// hidden state less often.
+// The outputs of a task of `persistent_down`. Those with the fewest cycles are chosen; of two the wider ones, which read
+// the hidden state less often.
 constexpr int kPersistentOutputs[] = {256, 192, 128};
-inline int choose_persistent_outputs(int d_model) {
-  const auto cycles = [&](int each) { return (d_model + each - 1) / each * step_cycles(kBlockRows + each, 56, each); };
+inline int choose_persistent_outputs(const Ffn& f, int processors) {
+  const auto cycles = [&](int each) {
+    const int64_t tasks = static_cast<int64_t>((f.d_model + each - 1) / each) * f.blocks;
+    return (tasks + processors - 1) / processors * step_cycles(kBlockRows + each, 56, each);
+  };
   return *std::min_element(std::begin(kPersistentOutputs), std::end(kPersistentOutputs), [&](int a, int b) { return cycles(a) < cycles(b); });
 }
 

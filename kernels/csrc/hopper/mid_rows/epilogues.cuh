@@ -65,20 +65,21 @@ __device__ __forceinline__ bool finite_half(uint32_t pair, int which) {
   return fabsf(half_of<T>(pair, which)) < INFINITY;
 }
 
-// The gate's epilogue of 64 rows: values to a panel; marks of what fired, of what is not finite, and of how many fired
-// in each row. Code that is not in the instruction cache takes longer to load than to run, so it is short: a value that
-// becomes infinite only by rounding is left to the up product, if there is one. s: has `broken` and mark(), as
-// TiledShared.
-template <typename T, int kN, typename Marks>
-__device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], Marks& s, const Ffn& f, const Consumer& c, int first, int rows,
-                                                  unsigned char* panel, uint16_t* counts) {
-  const int quad = c.lane & 3;
-  const bool there[2] = {c.row() < rows, c.row() + 8 < rows};
-  // bit i of the low half: neuron 8 i + 2 * quad of 128; of the high half: the next one
-  uint32_t mine[2][(kN + 127) / 128] = {};
-  float broken[2] = {0.f, 0.f};             // of the thread's two rows; inf or NaN times 0 is NaN, and NaN persists
-  uint32_t rounded[2] = {0, 0};             // likewise, of values that are rounded
-  const bool plain = f.w_up == nullptr;
+// What a thread knows of the gate's values of its two rows.
+template <int kN>
+struct GateMarks {
+  // what fires: bit i of the low half is neuron 8 i + 2 * quad of 128, of the high half the next one
+  uint32_t fires[2][(kN + 127) / 128];
+  bool broken[2];  // not all are finite
+};
+
+// Writes the gate's values of 64 rows to a panel. plain: no up product follows; else a value that becomes infinite only by
+// rounding is left to it. Code that is not in the instruction cache takes longer to load than to run, so it is short.
+template <typename T, int kN>
+__device__ __forceinline__ GateMarks<kN> stage_tiled_gate(float (&d)[kN / 2], bool plain, const Consumer& c, unsigned char* panel) {
+  GateMarks<kN> marks{};
+  float broken[2] = {0.f, 0.f};  // inf or NaN times 0 is NaN, and NaN persists
+  uint32_t rounded[2] = {0, 0};  // likewise, of values that are rounded
   const PanelCorner corner(c);
 #pragma unroll
   for (int j = 0; j < kN / 8; j += 2) {
@@ -89,25 +90,35 @@ __device__ __forceinline__ void finish_tiled_gate(float (&d)[kN / 2], Marks& s, 
       const float low = d[4 * at + 2 * h], high = d[4 * at + 2 * h + 1];
       broken[h] = fmaf(low, 0.f, fmaf(high, 0.f, broken[h]));
       pair[i] = round_activated<T>(low, high);
-      mine[h][at / 16] |= not_zero(pair[i]) >> (15 - at % 16) & 0x10001u << at % 16;
+      marks.fires[h][at / 16] |= not_zero(pair[i]) >> (15 - at % 16) & 0x10001u << at % 16;
       if (plain) rounded[h] = break_pair<T>(rounded[h], pair[i]);
     }
     store_matrices<true>(corner(panel, j), pair[0], pair[1], pair[2], pair[3]);
   }
 #pragma unroll
+  for (int h = 0; h < 2; ++h) marks.broken[h] = broken[h] != 0.f || rounded[h] != 0;
+  return marks;
+}
+
+// Marks in `s`, which has `broken` and mark(), what fires and which rows are not finite; counts what each row fires.
+template <int kN, typename Shared>
+__device__ __forceinline__ void mark_tiled_gate(const GateMarks<kN>& marks, Shared& s, const Ffn& f, const Consumer& c, int first, int rows,
+                                                uint16_t* counts) {
+  const int quad = c.lane & 3;
+#pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = c.row() + 8 * h;
     int count = 0;  // past the last neuron, NaN fires too, but the count of such a row is not used
 #pragma unroll
-    for (const uint32_t word : mine[h]) count += __popc(word);
-    if (there[h] && (broken[h] != 0.f || rounded[h] != 0)) atomicOr(&s.broken[row / 32], 1u << (row & 31));
+    for (const uint32_t word : marks.fires[h]) count += __popc(word);
+    if (row < rows && marks.broken[h]) atomicOr(&s.broken[row / 32], 1u << (row & 31));
     count += __shfl_xor_sync(~0u, count, 1), count += __shfl_xor_sync(~0u, count, 2);
-    if (quad == 0 && there[h]) counts[row % kBlockRows] = count;
+    if (quad == 0 && row < rows) counts[row % kBlockRows] = count;
   }
   uint32_t fires = 0;  // of these rows, in the w-th lane of the w-th 32 neurons
 #pragma unroll
   for (int w = 0; w < (kN + 31) / 32; ++w) {
-    const uint32_t both = mine[0][w / 4] | mine[1][w / 4], low = both >> 4 * (w % 4) & 15, high = both >> (16 + 4 * (w % 4)) & 15;
+    const uint32_t both = marks.fires[0][w / 4] | marks.fires[1][w / 4], low = both >> 4 * (w % 4) & 15, high = both >> (16 + 4 * (w % 4)) & 15;
     // a neuron's bit to its place of 32
     const uint32_t spread = (low * 0x204081u & 0x1010101u) | (high * 0x408102u & 0x2020202u);
     const uint32_t any = __reduce_or_sync(~0u, spread << 2 * quad);

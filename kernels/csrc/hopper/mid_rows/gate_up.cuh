@@ -155,8 +155,9 @@ __device__ __forceinline__ void consume_tiled_gate(float (&d)[kPieces][kN / 2], 
 #pragma unroll 1
   for (int p = 0; p < kPieces; ++p, turn_pieces(d)) {
     unsigned char* panel = held + (group * kPieces + p) * Where::kPanel;
-    finish_tiled_gate<T, kN>(d[0], s, f, tiled_piece<kPieces>(p), first, real_rows, panel,
-                                    TiledMarks(f, block, tile_columns()).counts_of(task.tile));
+    const Consumer piece = tiled_piece<kPieces>(p);
+    const GateMarks<kN> marks = stage_tiled_gate<T, kN>(d[0], f.w_up == nullptr, piece, panel);
+    mark_tiled_gate(marks, s, f, piece, first, real_rows, TiledMarks(f, block, tile_columns()).counts_of(task.tile));
   }
   for (int p = 0; dense && p < kPieces; ++p)
     spill_tiled_gate<T, kN>(held + (group * kPieces + p) * Where::kPanel, reinterpret_cast<uint16_t*>(base), f,

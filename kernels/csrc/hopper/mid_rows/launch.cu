@@ -52,7 +52,7 @@ void launch_persistent_gate(const Ffn& f, cudaStream_t stream) {
 // Whether there was room for a ring beside the list of a union.
 bool launch_persistent_down(const Ffn& f, int* nnz, cudaStream_t stream) {
   bool done = false;
-  by_shape<kPersistentOutputs>(choose_persistent_outputs(f.d_model), [&]<int kOut>() {
+  by_shape<kPersistentOutputs>(choose_persistent_outputs(f, multiprocessors()), [&]<int kOut>() {
     using Down = PersistentDown<kOut>;
     const int stages = Down::stages(f.d_ff), tiles = choose_cta_tile(f, multiprocessors()).columns(f);
     if (stages < Down::kLeastStages) return;
