@@ -19,6 +19,7 @@ from torch import nn
 from twell.workbench.ablations.passes import AblationRunner
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.models.own_code import OwnModel
+from twell.workbench.models.sizes import MULTIPLE
 from twell.workbench.models.threshold_ffn import sizes
 from twell.workbench.text.batches import Batch
 
@@ -106,7 +107,6 @@ def _by_document(models: tuple[OwnModel, OwnModel], cut: Sequence[Batch]) -> NDA
 
 def report(result: Pruned, own: OwnModel, out: Path, interval: Interval | None) -> list[str]:
     """Return what a pruning saved, as lines of text. interval: as in `command`"""
-    widest = max(range(len(result.kept)), key=result.kept.__getitem__)
     several = len(set(result.widths)) > 1
     width = f"{min(result.widths):,} to {result.width:,}" if several else f"{result.width:,}"
     lines = [
@@ -125,11 +125,23 @@ def report(result: Pruned, own: OwnModel, out: Path, interval: Interval | None) 
         lines.append(f"  {name:<32}{before:>16{form}}{after:>16{form}}{_rounded(after / before - 1, 3):>+9.1%}")
     if result.unseen.size:
         lines.append(_other_text(result.unseen, interval))
-    if result.width == own.d_ff and not several:
-        lines.append(
-            f"  Layer {widest} needs all of its neurons, so one width for all layers saves nothing: --per-layer does."
-        )
+    if min(result.widths) == own.d_ff:
+        lines.append(f"  {_nothing_removed(result.kept, own.d_ff, out)}")
     return lines
+
+
+def _nothing_removed(kept: Sequence[int], d_ff: int, out: Path) -> str:
+    """Return a sentence on a copy that lacks nothing: which layer needs its width, and what to do."""
+    narrower = sum(count <= d_ff - MULTIPLE for count in kept)
+    widest = max(range(len(kept)), key=kept.__getitem__)
+    needs = f"layer {widest} needs {kept[widest]:,} of {d_ff:,} neurons, and all layers have one width"
+    other = f"--per-layer for a width of its own in {narrower} of {len(kept)} layers, or"
+    if not narrower:
+        needs, other = f"every layer needs more than {d_ff - MULTIPLE:,} of {d_ff:,} neurons", "a higher"
+    return (
+        f"Nothing was removed, {out} is a copy of the model: {needs} (a multiple of {MULTIPLE}); prune with {other} "
+        "--least, such as 0.0001, which removes what seldom fires too."
+    )
 
 
 def _other_text(unseen: NDArray, interval: Interval | None) -> str:

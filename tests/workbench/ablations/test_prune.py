@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from twell.analysis.ablations.by_condition import paired_change
 from twell.workbench import load_pruned, threshold, watch
+from twell.workbench.ablations.before_after import Pruned, report
 from twell.workbench.ablations.options import PruneOptions
 from twell.workbench.ablations.prune import command, prune
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import load
-from twell.workbench.models.own_code import maps_back
+from twell.workbench.models.own_code import maps_back, own_of
 from twell.workbench.models.threshold_ffn import sizes
 from twell.workbench.run.store import Run
 from twell.workbench.text.recorded import recorded_sequences
@@ -89,7 +91,7 @@ def test_each_layer_has_its_own_width(
     assert np.array_equal(counts_of(again), counts_of(run))
     shown = capsys.readouterr().out
     assert "136 to 176 of 264 neurons a layer" in shown and "+0.0000 [+0.0000, +0.0000] of 5 documents" in shown
-    assert f"{result.parameters[0]:,}" in shown and f"{result.parameters[1]:,}" in shown and "so one width" not in shown
+    assert f"{result.parameters[0]:,}" in shown and f"{result.parameters[1]:,}" in shown and "Nothing was" not in shown
     tokens, before, after = result.unseen
     assert len(tokens) == 5
     for model, sums in ((whole, before), (small, after)):
@@ -100,6 +102,19 @@ def test_each_layer_has_its_own_width(
         with torch.inference_mode():
             losses = [cross_entropy(model(input_ids=one).logits[0, :-1], one[0, 1:], reduction="sum") for one in pieces]
         assert sum(losses).item() == pytest.approx(sums[0], rel=1e-5)
+
+
+def test_a_copy_that_lacks_nothing_is_called_one(tiny: Path, tmp_path: Path) -> None:
+    """Of 264 neurons a layer: with what to do, which is --per-layer only where that would remove some."""
+    own = own_of("tiny", AutoModelForCausalLM.from_pretrained(tiny))
+    result = Pruned([264] * 3, [260, 200, 256], (9, 9), (9, 9), (4.0, 4.0), (1.0, 1.0), 0.0, np.zeros((3, 0)))
+    copied = f"  Nothing was removed, {tmp_path} is a copy of the model: "
+    told = report(result, own, tmp_path, None)[-1]
+    assert told.startswith(f"{copied}layer 0 needs 260 of 264 neurons, and all layers have one width (a multiple of 8)")
+    assert "prune with --per-layer for a width of its own in 2 of 3 layers, or --least, such as 0.0001" in told
+    told = report(replace(result, kept=[260, 264, 257]), own, tmp_path, None)[-1]
+    assert told.startswith(f"{copied}every layer needs more than 256 of 264 neurons") and "--per-layer" not in told
+    assert "copy" not in report(replace(result, widths=[264, 200, 256]), own, tmp_path, None)[-1]
 
 
 def test_text_that_the_run_read_and_wrong_widths_are_refused(tmp_path: Path, texts: tuple[str, ...]) -> None:
