@@ -1,10 +1,10 @@
-"""The faults that `training_mutants.py` puts into the training kernels: what stands there, and what instead."""
+"""The faults that `kernel_mutants.py` puts into Hopper kernels: what stands there, and what instead."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-BACKWARD = "hopper/backward/"
+BACKWARD, MID_ROWS = "hopper/backward/", "hopper/mid_rows/"
 
 
 class Mutant(NamedTuple):
@@ -16,8 +16,8 @@ class Mutant(NamedTuple):
     fault: str | None
 
 
-def _of(file: str, *faults: tuple[str, str | None]) -> list[Mutant]:
-    return [Mutant(BACKWARD + file, line, fault) for line, fault in faults]
+def _of(file: str, *faults: tuple[str, str | None], folder: str = BACKWARD) -> list[Mutant]:
+    return [Mutant(folder + file, line, fault) for line, fault in faults]
 
 
 MUTANTS = [
@@ -133,5 +133,33 @@ MUTANTS = [
             "product == 0 ? b.d_gate : product == 1 ? b.d_up : b.d_down",
         ),
         ("maps.b[product + part]", "maps.b[product]"),
+    ),
+    *_of(
+        "epilogues.cuh",
+        ("broken[h] != 0.f || rounded[h] != 0", "broken[h] != 0.f"),
+        ("15 - at % 16", "14 - at % 16"),
+        ("c.lane == w ? any : fires", "any"),
+        ("count += __shfl_xor_sync(~0u, count, 2)", "count += 0"),
+        folder=MID_ROWS,
+    ),
+    *_of(
+        "persistent_gate.cuh",
+        ("(f.blocks + 1) / 2 * tiles", "f.blocks / 2 * tiles"),
+        ("all |= of_warp[word]", "all = of_warp[word]"),
+        ("marks.broken[quarter] = 0;", None),
+        ("first / 32 + word < words", "true"),
+        ("neuron < d_ff ? static_cast<float>(biases[neuron]) : 0.f", "static_cast<float>(biases[0])"),
+        ("task > tasks.first", "task > tasks.first + tasks.clusters"),
+        folder=MID_ROWS,
+    ),
+    *_of(
+        "persistent_down.cuh",
+        ("if (thread < kRowWords) block.nonfinite[thread] = 0;", None),
+        ("word % kRowWords", "0"),
+        ("(low + row) / 32", "row / 32"),
+        ("task.out == 0", "task.out == 1"),
+        ("first + i % 8 * 8", "first"),
+        ("static_cast<float>(bias[out])", "0.f"),
+        folder=MID_ROWS,
     ),
 ]

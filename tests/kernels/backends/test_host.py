@@ -130,7 +130,7 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(
 
 
 def test_plain_calls_have_borders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have a plan where neurons are very many; where words are needed, where inputs are many or tiles very many."""
+    """A plan is for very many neurons; where words are needed, for many inputs or very many tiles."""
     monkeypatch.setattr(hopper, "NARROW_FEW_TILES", 2 * hopper.FEW_TILES)
     n = 128 * hopper.FEW_TILES  # of one tile
     words = {"want_packed": True}, {"probes": "neurons"}, {"layout": hopper.LAYOUT}

@@ -1,10 +1,10 @@
-"""The list of the training kernels' faults is about lines that are there; what becomes of them."""
+"""The list of kernels' faults is about lines that are there; what becomes of them."""
 
 from __future__ import annotations
 
 import pytest
+from support.kernel_mutants import mutated
 from support.mutated_lines import MUTANTS, Mutant
-from support.training_mutants import mutated
 
 from twell.kernels import build
 

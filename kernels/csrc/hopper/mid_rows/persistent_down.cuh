@@ -82,6 +82,7 @@ __device__ __forceinline__ void produce_persistent_down(Stages& ring, Persistent
 template <typename T, int kOut>
 __device__ __forceinline__ void store_warp_outputs(float (&d)[kOut / 2], unsigned char* staging, const DownLoad<kOut, 1>& load, const Ffn& f,
                                                    const Consumer& c, const uint32_t* nonfinite, int m0) {
+  static_assert(kOut % 64 == 0);
   constexpr int kRowBytes = PersistentDown<kOut>::kRowBytes;
   const T* bias = static_cast<const T*>(f.b_down);
   const Corner corner(c.lane);
@@ -91,7 +92,7 @@ __device__ __forceinline__ void store_warp_outputs(float (&d)[kOut / 2], unsigne
   for (int first = 0; first < kOut; first += 64) {
     __syncwarp();
 #pragma unroll
-    for (int j = first / 8; j < min(first + 64, kOut) / 8; j += 2) {
+    for (int j = first / 8; j < (first + 64) / 8; j += 2) {
       if (bias != nullptr)
 #pragma unroll
         for (int g = 0; g < 4; ++g) {
@@ -106,7 +107,7 @@ __device__ __forceinline__ void store_warp_outputs(float (&d)[kOut / 2], unsigne
 #pragma unroll
     for (int i = c.lane; i < 16 * 8; i += 32) {
       const int row = i / 8, at = first + i % 8 * 8, out = load.output(at);
-      if (m0 + low + row >= f.rows || at >= kOut || out >= f.d_model) continue;
+      if (m0 + low + row >= f.rows || out >= f.d_model) continue;
       uint4 values = *reinterpret_cast<const uint4*>(staging + row * kRowBytes + i % 8 * 16);
       if (nonfinite[(low + row) / 32] >> (low + row & 31) & 1) values = make_uint4(kNanPair, kNanPair, kNanPair, kNanPair);
       *reinterpret_cast<uint4*>(static_cast<T*>(f.y) + static_cast<int64_t>(m0 + low + row) * f.d_model + out) = values;

@@ -1,8 +1,8 @@
-"""Faults of the training kernels, one line each, and whether the GPU tests catch them.
+"""Faults of Hopper kernels, one line each, and whether the GPU tests catch them.
 
-    python tests/support/training_mutants.py [-j PROCESSES] [NUMBER ...]
+    python tests/support/kernel_mutants.py [-j PROCESSES] [NUMBER ...]
 
-All faults are compiled into one library, of which a number in device memory chooses one, or none (0). A process for
+All faults are compiled into libraries, of which a number in device memory chooses one, or none (0). A process for
 each runs the TESTS of its file up to the first that fails. Prints a line for each fault: caught, by which test, or
 survived; the last line counts them. Exits with 1 if one survived, or if tests fail without any.
 
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.mutated_lines import MUTANTS, Mutant
 
 from twell.kernels import build
-from twell.kernels.backends import hopper_backward
+from twell.kernels.backends import hopper_backward, hopper_libraries
 
 LIMIT = 120  # seconds
 HOPPER, OPTIONS = "tests/kernels/hopper", "tests/kernels/backends/test_training_options.py"
@@ -39,6 +39,7 @@ TESTS = {
     "at_once": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", f"once and {ONE_WAY}"),
     "compact/": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", f"not worst and not repeated and {ONE_WAY}"),
     "activation.cuh": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", ONE_WAY),
+    "mid_rows/": (f"{HOPPER}/test_mid_rows.py", f"{HOPPER}/test_activations.py", "-k", "narrow or edges"),
     "bias_sums": (OPTIONS, "-k", f"not repeated and {ONE_WAY}"),
     "": (f"{HOPPER}/test_training.py", f"{HOPPER}/test_training_more.py", OPTIONS, "-k", f"not compact and {ONE_WAY}"),
 }
@@ -92,6 +93,12 @@ def write_sources(folder: Path) -> None:
         (folder / path).write_text(mutated(text, numbered), encoding="utf-8")
 
 
+def libraries_of(tests: str) -> list[build.Library]:
+    """Return the libraries whose faults some of TESTS are to catch: of training, or of inference."""
+    made = hopper_libraries.library if tests == "mid_rows/" else hopper_backward.library
+    return [made(relu2) for relu2 in (False, True)]
+
+
 def tests_of(path: str) -> str:
     """Return which of TESTS are to catch faults of a file."""
     return next(name for name in TESTS if name in path)
@@ -102,8 +109,7 @@ def test_with(number: int, tests: str) -> int:
     import pytest
 
     build.CSRC = Path(os.environ["TWELL_MUTATED_SOURCES"])
-    for relu2 in (False, True):
-        library = hopper_backward.library(relu2)
+    for library in libraries_of(tests):
         if reason := build.failure(library):
             sys.exit(reason)
         ctypes.CDLL(str(build.build(library))).twell_choose_mutant(number)
@@ -134,18 +140,19 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.within is not None:
         return test_with(*arguments.numbers, arguments.within)
+    numbers = arguments.numbers or range(1, len(MUTANTS) + 1)
+    wanted = {tests_of(MUTANTS[number - 1].path): None for number in numbers}  # in order, each once
     with tempfile.TemporaryDirectory() as folder:
         write_sources(Path(folder) / "csrc")
         os.environ |= {"TWELL_MUTATED_SOURCES": f"{folder}/csrc", "XDG_CACHE_HOME": f"{folder}/cache"}
         build.CSRC = Path(folder) / "csrc"
         with ThreadPoolExecutor(2) as pool:
-            for path in pool.map(build.build, map(hopper_backward.library, (False, True))):
+            for path in pool.map(build.build, [one for tests in wanted for one in libraries_of(tests)]):
                 print(path.name, flush=True)
-        numbers = arguments.numbers or range(1, len(MUTANTS) + 1)
         survived = []
         with ThreadPoolExecutor(arguments.j) as pool:
-            sound = list(pool.map(partial(outcome, 0), TESTS))
-            for name, (_, said) in zip(TESTS, sound, strict=True):
+            sound = list(pool.map(partial(outcome, 0), wanted))
+            for name, (_, said) in zip(wanted, sound, strict=True):
                 print(f"no fault, tests {name!r}: {said}", flush=True)
             if not all(passed for passed, _ in sound):
                 return 1
