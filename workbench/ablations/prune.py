@@ -81,16 +81,17 @@ def prune(model: Any, keep: NDArray | Tensor, per_layer: bool = False) -> Any:
     return smaller
 
 
-def load_pruned(folder: str | Path, dtype: torch.dtype | None = None) -> Any:
+def load_pruned(folder: str | Path, dtype: torch.dtype | None = None, widened: bool = False) -> Any:
     """Load a checkpoint of `twell prune` as a model of transformers, each layer as narrow as it is.
 
-    dtype: default: the one that it is stored in. Raises UserError for a checkpoint that cannot be read.
+    dtype: default: the one that it is stored in; widened: whether narrower layers are filled up to the widest with
+    neurons of zeros, as `watch` and `capture` take a model. Raises UserError for a checkpoint that cannot be read.
     """
     path, name, _ = find(str(folder), None, 0.0)
     checkpoint = understood(path, name, 0.0)
     stored = checkpoint.config.dtype
     kept = stored if isinstance(stored, torch.dtype) else torch.float32
-    return weights.read(checkpoint, dtype or kept, widened=False)
+    return weights.read(checkpoint, dtype or kept, widened)
 
 
 def command(options: PruneOptions, interval: Interval | None = None) -> Pruned:

@@ -39,7 +39,7 @@ from twell.workbench.models.find_ffns import (
     refuse_widths,
 )
 from twell.workbench.models.load import CONTEXT, LoadedModel
-from twell.workbench.models.sizes import decoder_layers
+from twell.workbench.models.sizes import decoder_layers, refuse_own_widths
 
 ROWS = 8  # random inputs that an FFN is compared on
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of outputs, by their greatest; of 16-bit types 3e-2
@@ -159,6 +159,8 @@ def _slots(
             f"Expected ffns= for {name}, which is no model of transformers: name its FFNs, as in "
             'ffns={"blocks.0.mlp": ("gate_proj", "up_proj", "down_proj")}.'
         )
+    if ffns is None:
+        refuse_own_widths(name, model)
     if threshold is not None:
         maps = maps_back(name, model) if ffns is None else named_maps(name, model, ffns)
         refuse_shared(name, [[down] for down in maps])

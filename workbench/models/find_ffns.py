@@ -178,7 +178,9 @@ def refuse_widths(name: str, ffns: list[FoundFFN]) -> None:
     shapes = {one.maps[0].weight.shape if one.maps else one.entry.w_gate.shape for one in ffns}
     kinds = {weight.dtype for one in ffns for weight in (each.weight for each in one.maps)}
     if len(shapes) > 1 or len(kinds) > 1:
-        raise UserError(f"Expected FFNs of one size and dtype in {name}, got several: watch some of them with ffns=.")
+        several = (" × ".join(map(str, shape)) for shape in shapes) if len(shapes) > 1 else map(str, kinds)
+        got = " and ".join(sorted(several))
+        raise UserError(f"Expected FFNs of one size and dtype in {name}, got {got}: give those of one by ffns=.")
     if any(size % 8 for size in next(iter(shapes))):
         raise UserError(
             f"Expected FFN sizes in multiples of 8 in {name}, as the kernels take, got "

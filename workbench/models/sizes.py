@@ -119,6 +119,17 @@ def check_widths(widths: Any, layers: int, d_ff: int, name: str) -> None:
         )
 
 
+def refuse_own_widths(name: str, network: PreTrainedModel) -> None:
+    """Raise UserError for a model whose layers have widths of their own: a run has one for all."""
+    widths = getattr(network.config.get_text_config(), WIDTHS, None) or [0]
+    if len(set(widths)) > 1:
+        raise UserError(
+            f"Expected one number of neurons for all layers of {name}, got {min(widths):,} to {max(widths):,}, as "
+            "`twell prune --per-layer` wrote it: load it by load_pruned(FOLDER, widened=True), which fills layers up "
+            "with neurons of zeros, or give capture its folder."
+        )
+
+
 def select(layer: nn.Module, family: Family, index: Tensor) -> None:
     """Keep some neurons of a decoder layer's FFN. index: their numbers, int64"""
     holder: Any = getattr(layer, family.holder) if family.holder else layer

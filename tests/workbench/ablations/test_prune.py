@@ -49,6 +49,18 @@ def assert_same_logits(run: Run, one: Any, other: Any) -> None:
             assert (ours - theirs).abs().max() <= 1e-6 * theirs.abs().max()  # norms are in float32
 
 
+def assert_watched_when_widened(folder: Path, run: Run) -> None:
+    """What a watch counts is what the run has; as narrow as it is stored, a model is refused, with what to do."""
+    for refuse in (lambda model: watch(model), lambda model: watch(model, threshold=0.01)):
+        with pytest.raises(UserError, match=r"got 136 to 176, .* by load_pruned\(FOLDER, widened=True\)"):
+            refuse(load_pruned(folder)).__enter__()
+    ids = [torch.from_numpy(sequence.ids.astype(np.int64))[None] for sequence in recorded_sequences(run, 10**6)]
+    with torch.inference_mode(), watch(model := load_pruned(folder, torch.float64, widened=True)) as watched:
+        for each in ids:
+            model(input_ids=each)
+    assert watched.loaded.d_ff == 176 and np.array_equal(np.array(watched.nnz), counts_of(run))
+
+
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_logits_are_those_of_the_whole_model(family: str, tmp_path: Path, texts: tuple[str, ...]) -> None:
     """A third of each layer never fires, by weights of 0; in layer 1 more, which is filled up."""
@@ -92,6 +104,7 @@ def test_each_layer_has_its_own_width(
     shown = capsys.readouterr().out
     assert "136 to 176 of 264 neurons a layer" in shown and "+0.0000 [+0.0000, +0.0000] of 5 documents" in shown
     assert f"{result.parameters[0]:,}" in shown and f"{result.parameters[1]:,}" in shown and "Nothing was" not in shown
+    assert_watched_when_widened(tmp_path / "small", run)
     tokens, before, after = result.unseen
     assert len(tokens) == 5
     for model, sums in ((whole, before), (small, after)):
