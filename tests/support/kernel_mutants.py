@@ -126,7 +126,7 @@ def outcome(number: int, tests: str) -> tuple[bool, str]:
         return False, f"caught or slow: no end in {LIMIT} s"
     took = time.monotonic() - began
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
-    by = failed[1].rsplit("/", 1)[-1] if failed else (done.stdout + done.stderr).strip()[-300:]
+    by = failed[1].rsplit("/", 1)[-1] if failed and number else (done.stdout + done.stderr).strip()[-1500:]
     passed = done.returncode == 0 and re.search(r"\d+ passed", done.stdout) is not None
     return passed, f"survived, {took:.0f} s" if passed else f"caught in {took:.0f} s by {by}"
 

@@ -149,7 +149,7 @@ MUTANTS = [
         ("marks.broken[quarter] = 0;", None),
         ("first / 32 + word < words", "true"),
         ("neuron < d_ff ? static_cast<float>(biases[neuron]) : 0.f", "static_cast<float>(biases[0])"),
-        ("task > tasks.first", "task > tasks.first + tasks.clusters"),
+        ("tma_store_3d(&h_map, panel, 64 * c.group, first, block)", "tma_store_3d(&h_map, panel, 0, first, block)"),
         folder=MID_ROWS,
     ),
     *_of(

@@ -3,8 +3,8 @@
 // the other: the stages of the next tile are filled during a tile's epilogue. A cluster of two has the same neurons of two
 // blocks, and each CTA fetches half of the weights for both.
 //
-// A plain FFN's hidden state is the gate's values. So a tile goes to `hidden` as it is, from the staging tile, and what it
-// fires is marked for the down product, while the next one is multiplied.
+// A plain FFN's hidden state is the gate's values. So a tile goes to `hidden` as it is, from the staging tile, while the
+// next one is multiplied.
 #pragma once
 
 #include "hopper/mid_rows/epilogues.cuh"
@@ -57,8 +57,8 @@ __device__ __forceinline__ void finish_persistent(const CUtensorMap& h_map, cons
                                                   const Consumer& c) {
   const int block = tasks.block(task, rank), tile = tasks.tile(task), first = tile * kTileN;
   const TiledMarks to(f, block, tasks.tiles);
+  fence_async_proxy();  // of the panel; before the counts are on their way, for which it would wait
   mark_tiled_gate(fired, marks, f, c, first, f.rows - block * kTileM, to.counts_of(tile));
-  fence_async_proxy();
   named_sync<kConsumers>(3);
   if (block >= f.blocks) return;  // the last pair's second, of which no row exists
   if (c.leads()) tma_store_3d(&h_map, panel, 64 * c.group, first, block), bulk_commit();
@@ -71,27 +71,23 @@ __device__ __forceinline__ void finish_persistent(const CUtensorMap& h_map, cons
   }
 }
 
-// By the consumers. A tile is finished some steps into the products of the next one.
+// By the consumers.
 template <typename T>
 __device__ __forceinline__ void consume_persistent(const CUtensorMap& h_map, const Ffn& f, Shared& s, PersistentMarks (&marks)[2],
                                                    const PersistentTasks& tasks, int rank, int steps, const Consumer& c) {
   Ring ring;
   float d[kTileN / 2];
-  GateMarks<kTileN> fired;  // by the tile before
   unsigned char* panel = s.staging + c.group * (kTileN * 128);
-  int turn = 0, task = tasks.first;
-  const auto finish = [&] {
-    if (task > tasks.first) finish_persistent(h_map, f, fired, marks[turn], tasks, task - tasks.clusters, rank, panel, c);
-  };
-  for (; task < tasks.total; task += tasks.clusters, turn ^= 1) {
-    multiply<T, kTileN, 0, 2>(d, s, ring, steps, false, c, finish);
+  int turn = 0;
+  for (int task = tasks.first; task < tasks.total; task += tasks.clusters, turn ^= 1) {
+    multiply<T, kTileN, 0, 2>(d, s, ring, steps, false, c, [] {});
     if (const T* biases = static_cast<const T*>(f.b_gate))
       add_biases<T>(d, biases, f.d_ff, tasks.tile(task) * kTileN, c, f.rows - tasks.block(task, rank) * kTileM);
     if (c.leads()) bulk_wait_read<0>();  // the panel of the tile before has left
     c.sync();
-    fired = stage_tiled_gate<T, kTileN>(d, true, c, panel);
+    const GateMarks<kTileN> fired = stage_tiled_gate<T, kTileN>(d, true, c, panel);
+    finish_persistent(h_map, f, fired, marks[turn], tasks, task, rank, panel, c);
   }
-  finish();
   if (c.leads()) bulk_wait<0>();
 }
 
