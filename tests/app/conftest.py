@@ -35,6 +35,12 @@ ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
     "--process-per-site",  # which has read the scripts for every page of a context
+    # A page of the same process has them compiled: not once more in the background, as they arrive. Chromium takes the
+    # last list of features alone, so the rest of it is Playwright's.
+    "--disable-features=ScriptStreaming,PaintHolding,AvoidUnnecessaryBeforeUnloadCheckSync,DestroyProfileOnBrowserClose"
+    ",HttpsUpgrades,HttpsFirstBalancedModeAutoEnable,LensOverlay,MediaRouter,ThirdPartyStoragePartitioning"
+    ",AvoidCorsURLLoaderRestartOnRedirect,OptimizationHints,NetworkTimeServiceQuerying,AimEnabled,PreconnectToSearch",
+    "--js-flags=--single-threaded",  # compiling and collecting beside the page takes processors from other tests
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
