@@ -43,9 +43,7 @@ OUTPUTS = 256  # columns of y that the down product makes at once
 WINDOW = 1024  # rows that are put in order of nnz before they are cut into blocks
 HEAD = 8  # words of a tile that lie apart from the others, as most tiles need no more
 FEW_TILES = 352  # of the gate product: up to so many, a call has no order, no plan and, unless asked for, no words
-PLAIN_NEURONS = 16_384  # of a plain FFN, up to which no call has a plan but those that need words
-NARROW = 1024  # d_model up to which a plain FFN has short gate products, beside which a plan takes long
-NARROW_FEW_TILES = 12_288  # of such a call that needs words; more were not timed
+PLAIN_NEURONS = 16_384  # of a plain FFN, up to which calls have a plan only if they need words
 PARTIAL_SUMS = 144  # of a tile of y, that can be left for other CTAs at once: as many as a GH100 has multiprocessors
 ALL_STAGES = int(Stage.GATE | Stage.PLAN | Stage.UP | Stage.DOWN | Stage.COUNTS)
 NO_WORDS = int(Stage.PLAN | Stage.COUNTS)  # needless without a plan where nnz alone is required
@@ -93,12 +91,8 @@ def has_plan(n: int, d_ff: int) -> bool:
 
 def plans(params: FFNParams, n: int) -> bool:
     """Return whether a pass of n rows of a call has an order and a plan."""
-    d_ff, d_model = params.w_gate.shape
-    if params.w_up is not None or not has_plan(n, d_ff):
-        return has_plan(n, d_ff)
-    if not needs_words(params):
-        return d_ff > PLAIN_NEURONS
-    return d_model > NARROW or -(-n // BLOCK) * LAYOUT.tiles(d_ff) > NARROW_FEW_TILES
+    d_ff = len(params.w_gate)
+    return has_plan(n, d_ff) and (params.gated or needs_words(params) or d_ff > PLAIN_NEURONS)
 
 
 def needs_words(params: FFNParams) -> bool:

@@ -5,8 +5,7 @@ python tests/support/activation_cost.py [--seconds 0.5] [--kernel hopper cuda] [
 
 One line a case: mean nnz, its deviation over its mean, microseconds of dense and of compiled dense; of each kernel the
 microseconds, the ratios to both, its error relative to float64 (mean over rows) and dense's. narrow: the squares of
-narrow models, with rows of calls without a plan; --few-tiles makes larger calls such ones. Cost: about a minute, half
-is compiling.
+narrow models, with fewer rows too. Cost: about a minute, half is compiling.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from twell.kernels.backends import hopper
 from twell.kernels.benchmark import synthetic
 from twell.kernels.benchmark.operations import COMPILED, DENSE, BenchRequest, Operation
 from twell.kernels.benchmark.runner import bench
@@ -68,9 +66,8 @@ def main() -> None:
     parser.add_argument("groups", nargs="*", default=["squares", "both", "uneven"])
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--kernel", nargs="+", default=["hopper"])
-    parser.add_argument("--few-tiles", type=int, default=hopper.FEW_TILES)
     options = parser.parse_args()
-    began, hopper.FEW_TILES = time.perf_counter(), options.few_tiles
+    began = time.perf_counter()
     print("group kind d_model d_ff rows nnz dev/mean | dense compiled us | kernel: us, x dense, x compiled, errors")
     for case in cases(options.groups):
         ffn, x = made(case)

@@ -41,7 +41,6 @@ def skip_without(kernel: ModuleType) -> None:
 def plan_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `hopper` make a plan from 2 049 rows on, however few neurons there are: small tensors meet its edges."""
     monkeypatch.setattr(hopper, "has_plan", lambda n, d_ff: n > 2048)
-    monkeypatch.setattr(hopper, "NARROW", 0)
 
 
 def poison() -> None:

@@ -7,7 +7,7 @@ MODEL: a folder that `twell train` made, best of 28 layers of 2048 × 5632; TEXT
 figure as soon as it is known: what it is, × dense, at least wanted, aimed at. Everything is timed in turns beside its
 baseline; the parts on a model are `twell bench`'s own.
 
-squares: plain ReLU squared × compiled dense, as calls go now and, of narrow models, without a plan
+squares: plain ReLU squared × compiled dense
 few: fully dense calls of 1 and 16 rows and sparse ones, by the choices of dispatch.h for `rows16`
 host: microseconds until a call returns, with checks and prepared; calls with a plan prepared too
 layers, ffn: layers on their own inputs × compiled dense, by rows; all layers × dense at 131 072 rows
@@ -102,7 +102,7 @@ def medians(runs: dict[str, TimedCall], calls: int) -> dict[str, float]:
 
 
 def squares() -> None:
-    """Time plain ReLU squared, heavy-tailed; narrow models without a plan too."""
+    """Time plain ReLU squared, heavy-tailed."""
     for d_model, d_ff in SQUARES:
         for rows in (8192, 131_072):
             for share in (0.1, 0.03):
@@ -113,9 +113,6 @@ def squares() -> None:
                 calls, base = max(1, CALLS * 2048 // rows), operations(ffn, x, BenchRequest(kernels=[]), {})
                 runs = {name.op: repeated(base[name], calls) for name in (DENSE, COMPILED)}
                 runs["now"] = repeated(partial(sibling(ffn, "hopper"), x), calls)
-                if d_model < 1024:
-                    with constant(hopper, "NARROW_FEW_TILES", 10**9):
-                        runs["no plan"] = repeated(partial(sibling(ffn, "hopper"), x), calls)
                 took = medians(runs, calls)
                 for name in [name for name in runs if name not in (DENSE.op, COMPILED.op)]:
                     about = f"squares {d_model} × {d_ff}, {share:.0%}, {rows:,} rows, {name}"

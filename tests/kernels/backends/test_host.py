@@ -129,17 +129,14 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(
     assert (nbytes, counts, with_plan) == (given[0][7].nbytes, probes == "counts", planned)
 
 
-def test_plain_calls_have_borders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan is for very many neurons; where words are needed, for many inputs or very many tiles."""
-    monkeypatch.setattr(hopper, "NARROW_FEW_TILES", 2 * hopper.FEW_TILES)
+def test_plain_calls_have_a_plan_where_they_need_words_or_neurons_are_very_many() -> None:
     n = 128 * hopper.FEW_TILES  # of one tile
     words = {"want_packed": True}, {"probes": "neurons"}, {"layout": hopper.LAYOUT}
     for options in ({}, {"probes": "none"}, {"probes": "none", "layout": hopper.LAYOUT}, *words):
-        for d_model, gated, most in ((1024, False, 2), (1024, True, 1), (1032, False, 1)):
-            weight = torch.zeros(256, d_model, dtype=BF16)
+        for gated in (True, False):
+            weight = torch.zeros(256, 8, dtype=BF16)
             params = FFNParams(weight, weight, weight if gated else None, weight.t(), **options)  # type: ignore[arg-type]
-            never = not gated and options not in words
-            assert [hopper.plans(params, rows) for rows in (most * n, most * n + 1)] == [False, not never], options
+            assert [hopper.plans(params, rows) for rows in (n, n + 1)] == [False, gated or options in words], options
     for d_ff in (hopper.PLAIN_NEURONS, hopper.PLAIN_NEURONS + 1):
         weight = torch.zeros(d_ff, 8, dtype=BF16)
         assert hopper.plans(FFNParams(weight, weight, None, weight.t()), n) == (d_ff > hopper.PLAIN_NEURONS)
