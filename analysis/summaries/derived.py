@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -192,13 +193,21 @@ def drawn_interval(estimate: NDArray, without: NDArray, degrees: float) -> tuple
         return estimate - half * error, estimate + half * error
     tail = ndtr(ndtri(TAIL) * half / t_half(groups - 1))
     pseudo = without.mean(axis=0) - without  # less their mean, a (groups - 1)th of them, which t does not depend on
-    draws = np.random.default_rng(0).multinomial(groups, np.full(groups, 1 / groups), DRAWS) / groups
+    draws = shares_drawn(groups)
     means, squares = draws @ pseudo, draws @ pseudo**2
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sqrt(groups - 1) * means / np.sqrt(squares - means**2)
     # No group may change an estimate: 0/0. Draws of one group alone, without a variance, are too few to matter.
     upper, lower = np.quantile(np.nan_to_num(t), [1 - tail, tail], axis=0)
     return estimate - upper * error, estimate - lower * error
+
+
+@lru_cache(16)  # the draws take longer than what is made of them
+def shares_drawn(groups: int) -> NDArray:
+    """Return the share of each group in each draw of as many with replacement [draw, group], the same every time."""
+    shares = np.random.default_rng(0).multinomial(groups, np.full(groups, 1 / groups), DRAWS) / groups
+    shares.flags.writeable = False
+    return shares
 
 
 @dataclass(frozen=True)
