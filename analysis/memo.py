@@ -23,15 +23,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
+
+if TYPE_CHECKING:  # tables need no plotly
+    from plotly.graph_objects import Figure
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
 _memo: ContextVar[dict[Any, Any] | None] = ContextVar("memo", default=None)
 MOST = 64  # figures that are kept, of some 100 kB each
+DIGITS = 7  # of a float in a kept figure
 PLAIN = (str, int, float, bool, type(None), np.generic)
 
 _kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
@@ -94,11 +98,42 @@ def built_once(build: Callable[..., Result], *arguments: Any) -> Result:
             found: Result = _kept[key]
             return found
     result = build(*arguments)
+    if hasattr(result, "add_traces"):
+        _drawn_once(result, _digest(np.frombuffer(repr(key).encode(), np.uint8)).hex())
     with _lock:
         _kept[key] = result
         while len(_kept) > MOST:
             _kept.popitem(last=False)
     return result
+
+
+def _drawn_once(figure: Figure, revision: str) -> None:
+    """Let plotly.js draw a figure once where Streamlit hands it over twice, in copies of the same content.
+
+    It takes copies for the same only if the figure names its content, and only where its numbers are lists: arrays
+    with a type of their own always count as changed.
+
+    Args:
+        figure: the figure, which is changed.
+        revision: a name of its content.
+    """
+    figure.layout.datarevision = revision
+    traces = [_lists(trace.to_plotly_json()) for trace in figure.data]
+    figure.data = ()
+    figure.add_traces(traces)
+
+
+def _lists(value: Any) -> Any:
+    """Return a part of a figure with its arrays as lists; floats have DIGITS there, all that a picture can show."""
+    if isinstance(value, dict):
+        return {key: _lists(entry) for key, entry in value.items()}
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.ndim > 1:
+        return [_lists(row) for row in value]
+    if value.dtype.kind != "f":
+        return value.tolist()
+    return [float(f"{entry:.{DIGITS}g}") if entry == entry else None for entry in value.tolist()]
 
 
 def _content(value: Any) -> Any:

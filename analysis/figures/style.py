@@ -18,6 +18,7 @@ from twell.analysis.figures.labels import SPACE, number, percent
 
 BLUE, GREY, AMBER = "#2f7ed8", "#8b95a1", "#c9821f"
 WORDS = "#717c88"  # of names inside figures, to be read on both backgrounds
+FONT = '"Source Sans", sans-serif'  # the pages' own
 GRID = "rgba(139, 149, 161, 0.22)"
 SCALE = [[0.0, "rgba(47, 126, 216, 0.05)"], [0.5, "rgba(47, 126, 216, 0.42)"], [1.0, "rgba(47, 126, 216, 0.85)"]]
 CONFIG = {"displaylogo": False, "displayModeBar": False, "scrollZoom": False, "responsive": True}
@@ -30,11 +31,14 @@ def finish(
 ) -> go.Figure:
     """Give a figure its height and margins, in pixels, and the style that all figures share; return it.
 
-    Axes do not widen the margins: plotly would draw each figure twice.
+    Axes do not widen the margins, and names along x are not turned: plotly would draw each figure twice, or measure
+    each name. No template: Streamlit's copies of one would not count as the same, and be drawn again.
     """
+    figure.layout.template = None
     figure.update_layout(
         height=height,
-        margin={"l": left, "r": right, "t": top, "b": bottom},
+        margin={"l": left, "r": right, "t": top, "b": bottom, "pad": 7.5},
+        font={"family": FONT, "size": 11.25, "color": WORDS},
         showlegend=False,
         dragmode=False,
         hovermode="closest",
@@ -43,8 +47,10 @@ def finish(
         separators=f".{SPACE}",
     )
     look = {"gridcolor": GRID, "gridwidth": 1, "zeroline": False, "title_standoff": 6, "ticks": ""}
-    look |= {"fixedrange": True, "automargin": False}
-    figure.update_xaxes(**look)
+    look |= {"fixedrange": True, "automargin": False, "title_font_size": 13}
+    figure.update_xaxes(**look, tickangle=0)
+    for axis in figure.select_xaxes():
+        axis.showgrid = bool(axis.showgrid)
     figure.update_yaxes(**look, ticklabeloverflow="allow")  # the margin has room: nothing to measure a name for
     return figure
 

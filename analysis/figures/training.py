@@ -12,6 +12,7 @@ from twell.analysis.figures.style import AMBER, BLUE, GREY, SCALE, finish, finis
 from twell.analysis.training import sparse_since, training_layers, training_steps
 from twell.workbench.run.store import Run
 
+WIDEST = 500  # columns of a map: each is two pixels or more, and what it says is not 56 000 numbers
 FEWEST = 0.1  # nnz: the bottom of the colour scale, where a layer fires next to nothing
 
 
@@ -65,8 +66,8 @@ def layer_map(layers: pd.DataFrame, column: str, d_ff: int) -> go.Figure:
             the greatest share.
         d_ff: the FFN neurons of a layer.
     """
-    grid = layers.pivot(index="layer", columns="step", values=column)
-    values = grid.to_numpy(np.float32)  # arrays go to the browser as they are: 56 000 texts take it half a second
+    grid = _narrowed(layers.pivot(index="layer", columns="step", values=column))
+    values = grid.to_numpy(np.float32)
     if column == "nnz":
         least = max(float(np.nanmin(values)), FEWEST)
         ticks, names = log_ticks(least, d_ff)
@@ -91,6 +92,21 @@ def layer_map(layers: pd.DataFrame, column: str, d_ff: int) -> go.Figure:
     figure.update_yaxes(showgrid=False)
     figure.update_xaxes(title="step", showgrid=False)
     return figure
+
+
+def rows_a_column(rows: int) -> int:
+    """Return how many rows of a log a column of its maps is the mean of. rows: of the log"""
+    return -(-rows // WIDEST)
+
+
+def _narrowed(grid: pd.DataFrame) -> pd.DataFrame:
+    """Return a map of layers by steps with at most WIDEST columns, each the mean of as many neighbouring steps."""
+    together = rows_a_column(len(grid.columns))
+    if together == 1:
+        return grid
+    groups = np.arange(len(grid.columns)) // together
+    narrow = grid.T.groupby(groups).mean().T
+    return narrow.set_axis(pd.Series(grid.columns).groupby(groups).mean().to_numpy(), axis=1)
 
 
 def went_sparse(since: pd.DataFrame, last: int) -> go.Figure:

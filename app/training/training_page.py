@@ -6,7 +6,14 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
-from twell.analysis.figures.training import layer_map, loss_curves, speed_curves, went_sparse
+from twell.analysis.figures.training import (
+    WIDEST,
+    layer_map,
+    loss_curves,
+    rows_a_column,
+    speed_curves,
+    went_sparse,
+)
 from twell.analysis.memo import built_once
 from twell.analysis.training import SPARSE_SHARE, reached
 from twell.app.ui import widgets
@@ -85,7 +92,8 @@ def maps(run: Run) -> None:
     rows = layers["step"].nunique()
     widgets.heading(
         "Activity by layer and step",
-        f"Mean nnz of a token in each layer, {plural(rows, 'row')} of the log; the darker, the more neurons fire.",
+        f"Mean nnz of a token in each layer, {plural(rows, 'row')} of the log{_together(rows)}; the darker, the more "
+        "neurons fire.",
         query(run, analysis.training_layers),
     )
     widgets.draw(built_once(layer_map, layers, "nnz", run.d_ff), "nnz-map", "nnz by layer and step", wide=True)
@@ -98,6 +106,11 @@ def maps(run: Run) -> None:
     widgets.draw(
         built_once(layer_map, layers, "dead", run.d_ff), "dead-map", "Silent neurons by layer and step", wide=True
     )
+
+
+def _together(rows: int) -> str:
+    """Return how many rows a column of the maps is the mean of, as the end of a clause. rows: of the log"""
+    return f", a column the mean of {rows_a_column(rows)}" if rows > WIDEST else ""
 
 
 def since(run: Run) -> None:

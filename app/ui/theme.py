@@ -163,8 +163,10 @@ a.tw-mini:is(:hover, :focus-visible) i { opacity: 1; }
 .tw-picture output { display: block; opacity: .8; }
 .stPlotlyChart :is([class*="tick"], .cbaxis, .cbtitle) text, .stPlotlyChart [class*="title"] {
   fill: light-dark(#56606c, #aeb7c2) !important; }
-.stPlotlyChart :is(.textpoint text, .annotation-text) { fill: light-dark(#56606c, #aeb7c2) !important; }
+.stPlotlyChart :is(.textpoint text, .annotation-text, .legendtext) { fill: light-dark(#56606c, #aeb7c2) !important; }
 .stPlotlyChart :is(.heatmap-label text, .bartext, .hovertext text) { fill: light-dark(#16202b, #eef2f6) !important; }
+.stPlotlyChart .hovertext path { fill: light-dark(#ffffff, #1a2027) !important;
+  stroke: light-dark(#c3cad2, #46515d) !important; }
 
 /* the places where a token stands: a grid with the token in its middle */
 .tw-places { font-family: "Source Code Pro", monospace; font-size: .83rem; line-height: 1.5; }

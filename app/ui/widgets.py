@@ -133,7 +133,7 @@ def draw(figure: go.Figure, key: str, alt: str, wide: bool = False, **options: A
         What was selected in the figure, if `on_select` is among the options.
     """
     with st.container(key=f"wide-{key}") if wide else nullcontext():
-        event = st.plotly_chart(figure, key=key, config=CONFIG, alt=alt, **options)
+        event = st.plotly_chart(figure, theme=None, key=key, config=CONFIG, alt=alt, **options)
     beside = _beside_heading.get()
     (beside or st).html(picture_menu(run_name()), width="content" if beside else "stretch")
     _beside_heading.set(None)

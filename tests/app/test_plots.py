@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
 import json
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from plotly.graph_objects import Figure
 from streamlit.testing.v1 import AppTest
@@ -69,11 +71,26 @@ def drawn(test: AppTest) -> dict[str, Any]:
     return {chart.key: json.loads(chart.proto.spec) for chart in test.get("plotly_chart")}
 
 
+def plain(value: Any) -> Any:
+    """A part of a figure with its arrays as lists, and floats with seven digits, as pages have them."""
+    if isinstance(value, dict) and "bdata" in value:
+        shape = [int(size) for size in str(value.get("shape", "-1")).split(",")]
+        value = np.frombuffer(base64.b64decode(value["bdata"]), value["dtype"]).reshape(shape).tolist()
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if value == value else None
+    return value
+
+
 def same(ours: Figure, page: dict[str, Any]) -> bool:
-    """Whether data and layout are equal; the page's template is Streamlit's."""
-    own = json.loads(ours.to_json())
+    """Whether data and layout are equal; only the page's has a name of its content."""
+    own, page = (plain(figure) for figure in (json.loads(ours.to_json()), page))
     for figure in (own, page):
         figure["layout"].pop("template", None)
+        figure["layout"].pop("datarevision", None)
         figure["data"] = [trace for trace in figure["data"] if trace.get("name") != LINKS]
     return bool(own["data"] == page["data"] and own["layout"] == page["layout"])
 

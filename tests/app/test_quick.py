@@ -48,6 +48,31 @@ class Line:
         wait_until(self.page, code, arg=[selector, text])
 
 
+DRAWN = """window.drawn = {};  // plotly.js gives the element of each figure functions that tell what happens to it
+Object.defineProperty(Element.prototype, "emit", {set(value) {
+  Object.defineProperty(this, "emit", {value, writable: true, configurable: true});
+  this.on("plotly_beforeplot", () => {
+    const name = this.closest("[aria-label]")?.ariaLabel;
+    window.drawn[name] = (window.drawn[name] || 0) + 1;
+  });
+}});"""
+
+
+def test_a_click_draws_each_figure_once(watched: Any) -> None:
+    page = watched.page
+    page.add_init_script(DRAWN)
+    watched.open("/overview?run=made", ".js-plotly-plot")
+    for name, figures in (("Layers", 2), ("Positions", 2)):
+        wait_until(page, "() => Object.keys(window.drawn).length > 0")
+        page.evaluate("window.drawn = {}")
+        page.locator(".st-key-nav").get_by_role("link", name=name, exact=True).click()
+        wait_until(page, f"() => Object.keys(window.drawn).length >= {figures}")
+        watched.settle()
+        page.wait_for_timeout(1_000)  # a second drawing would follow at once
+        assert set(page.evaluate("Object.values(window.drawn)")) == {1}, page.evaluate("window.drawn")
+    watched.check()
+
+
 def test_a_neuron_and_the_next_sequence(watched: Any) -> None:
     page, line = watched.page, Line(watched.page)
     watched.open("/text?run=made&position=3", ".tw-passage")

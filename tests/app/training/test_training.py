@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 from support.synthetic_training import DENSE, SPARSE, make_training
 
 from twell.analysis import compare_trainings, training_layers
-from twell.analysis.figures.training import layer_map
+from twell.analysis.figures.training import WIDEST, layer_map
 from twell.app.ui.formatting import number, percent, times, whole
 from twell.workbench.run.store import open_run
 
@@ -91,3 +92,13 @@ def test_maps_go_to_the_browser_as_numbers(folder: Path) -> None:
         assert cells.text is None and cells[key].dtype == np.float32
         np.testing.assert_allclose(cells[key], layers.pivot(index="layer", columns="step", values=column), rtol=1e-6)
         assert f"%{{{key}:" in cells.hovertemplate
+
+
+def test_a_long_log_is_drawn_by_means_of_neighbouring_rows() -> None:
+    steps = 2 * WIDEST + 1
+    layers = pd.DataFrame({"layer": np.repeat([0, 1], steps), "step": 10 * np.tile(np.arange(steps), 2)})
+    layers["dead"] = layers["step"] / (10 * steps) + layers["layer"]
+    cells = layer_map(layers, "dead", 512).data[0]
+    assert len(cells.x) == -(-steps // 3)
+    assert list(cells.x[:2]) == [10, 40]
+    assert np.allclose(cells.z[1] - cells.z[0], 1) and np.allclose(cells.z[0], np.asarray(cells.x) / (10 * steps))
