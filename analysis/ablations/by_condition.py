@@ -9,6 +9,7 @@ interval is over documents; where a source has under 40, long ones count in piec
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -109,7 +110,7 @@ def paired_change(tokens: Numbers, change: Numbers) -> tuple[float, float, float
     if len(n) < FEWEST or not error > 0:
         same = mean if len(n) >= FEWEST else np.nan  # nothing changed anywhere
         return mean, same, same
-    draws = np.random.default_rng(0).multinomial(len(n), np.full(len(n), 1 / len(n)), DRAWS)
+    draws = _draws(len(n))
     means, errors = _mean_and_error((draws @ np.stack([n, n * n, y, y * y, n * y], axis=1)).T)
     with np.errstate(divide="ignore", invalid="ignore"):
         t = (means - mean) / errors
@@ -118,6 +119,14 @@ def paired_change(tokens: Numbers, change: Numbers) -> tuple[float, float, float
         return mean, np.nan, np.nan
     low, high = np.quantile(t[np.isfinite(t)], [ndtr(half), ndtr(-half)])
     return mean, mean - low * error, mean - high * error
+
+
+@lru_cache(1)  # the conditions of a study have the same clusters
+def _draws(clusters: int) -> np.ndarray:
+    """Return how often each cluster is in each draw of as many with replacement [draw, cluster]: always the same."""
+    draws = np.random.default_rng(0).multinomial(clusters, np.full(clusters, 1 / clusters), DRAWS)
+    draws.flags.writeable = False
+    return draws
 
 
 def _mean_and_error(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
