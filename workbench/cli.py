@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
-from twell.workbench import option_fields, options
+from twell.workbench import options
 from twell.workbench.ablations.options import AblateOptions, PruneOptions
 from twell.workbench.bench.options import BenchOptions
 from twell.workbench.errors import UserError, escaped, print_error, wrong_line, wrong_value
@@ -116,6 +116,7 @@ def command(dataclass: type, target: str) -> Callable[..., None]:
     def run(**values: Any) -> None:
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         chosen = dataclass(**values)
+        importlib.import_module("twell.workbench.preflight").refuse(chosen)
         module, function = target.split(":")
         if dataclass in BEGINS and os.environ.get("RANK", "0") == "0":
             line = BEGINS[dataclass].format(**values | {"text": ", ".join(values.get("text", ()))})
@@ -195,7 +196,6 @@ def text(chosen: options.TextOptions) -> None:
     from twell.workbench.text.given import GivenTexts
     from twell.workbench.watching.from_objects import capture
 
-    option_fields.check_bounds(chosen)
     words = sys.stdin.read() if chosen.text == "-" else chosen.text
     if not words.strip():
         raise UserError('Expected some words, got none: give them, as in `twell text "A lichen lives here."`.')
@@ -210,16 +210,16 @@ def text(chosen: options.TextOptions) -> None:
 
 def demo(demo_options: options.DemoOptions) -> None:
     """Capture the bundled model on bundled text, summarise the run and open the dashboard, without a network."""
-    from twell.analysis.summaries.refresh import summarize
-    from twell.workbench.capturing.command import capture
-    from twell.workbench.run import manifest as manifests
-    from twell.workbench.run.store import open_run
-
     if demo_options.app:  # an address that cannot be used is refused before the capture, not after it
         from twell.app.server.launch import check_address, launch
 
         app_options = options.AppOptions(runs=demo_options.out.parent, port=demo_options.port)
         check_address(app_options.host, app_options.port)
+    from twell.analysis.summaries.refresh import summarize
+    from twell.workbench.capturing.command import capture
+    from twell.workbench.run import manifest as manifests
+    from twell.workbench.run.store import open_run
+
     if (demo_options.out / manifests.FILE).exists():
         existing = open_run(demo_options.out).manifest
         if existing.status == manifests.COMPLETE:

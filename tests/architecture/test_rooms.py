@@ -39,6 +39,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"capturing", "training"},
         {"watching", "worker"},
         {"bench", "verify", "ablations"},
+        {"preflight"},
         {"cli"},
     ],
     "analysis": [

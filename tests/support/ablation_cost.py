@@ -19,9 +19,10 @@ import torch
 from scipy.special import ndtri
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from twell.workbench.ablations.conditions import Condition, Facts, intervention_of, parse
+from twell.workbench.ablations.conditions import Facts, intervention_of
 from twell.workbench.ablations.first_order import first_order
 from twell.workbench.ablations.passes import AblationRunner
+from twell.workbench.ablations.spelled import Condition, parse
 from twell.workbench.ablations.study import hidden_quantiles
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.models.own_code import OwnModel, open_own, own_of

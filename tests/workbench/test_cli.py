@@ -89,13 +89,19 @@ def test_help_of_a_command_names_every_option_with_its_unit(name: str) -> None:
 
 
 def test_options_reach_the_function_as_the_dataclass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt"):  # a text that is not there is refused before
+        (tmp_path / name).write_text("words")
     seen: list[Any] = []
     target: Any = SimpleNamespace(work=seen.append)
     monkeypatch.setitem(sys.modules, "made_target", target)
     made = typer.Typer()
     made.command()(cli.command(options.CaptureOptions, "made_target:work"))
-    made(["model", "--text", "a.txt", "--text", "b.txt", "--out", str(tmp_path), "--no-loss"], standalone_mode=False)
-    expected = options.CaptureOptions(model="model", text=("a.txt", "b.txt"), out=tmp_path, loss=False)
+    made(
+        ["model", "--text", "a.txt", "--text", "b.txt", "--out", str(tmp_path / "new"), "--no-loss"],
+        standalone_mode=False,
+    )
+    expected = options.CaptureOptions(model="model", text=("a.txt", "b.txt"), out=tmp_path / "new", loss=False)
     assert seen == [expected]
 
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from twell.workbench.ablations.appended import append, appending
-from twell.workbench.ablations.conditions import STUDY, STUDY_WITHOUT_ZEROS, Condition, parse
 from twell.workbench.ablations.first_order import chosen_neurons, first_order
-from twell.workbench.ablations.options import AblateOptions
+from twell.workbench.ablations.options import AblateOptions, refuse_target
+from twell.workbench.ablations.spelled import STUDY, STUDY_WITHOUT_ZEROS, Condition, parse
 from twell.workbench.ablations.study import Study, neuron_fires, run_study
 from twell.workbench.capturing.command import capture
 from twell.workbench.errors import UserError
@@ -134,15 +134,7 @@ def refuse_other_model(run: Run, own: OwnModel) -> None:
 
 def _captured(options: AblateOptions) -> AblateOptions:
     """Capture a model on a text, and return the options of a study of that run."""
-    if not Path(options.target).exists() and not options.text:
-        raise UserError(
-            f"Expected a run's folder, or a model with --text and --out, got {options.target}: there is no such folder."
-        )
-    if not options.text or options.out is None:
-        raise UserError(
-            f"Expected a run, or a model with --text and --out, got {options.target}: give a run's folder, or a text "
-            "to read and a folder for the run."
-        )
+    refuse_target(options)
     chosen: dict[str, Any] = {"model": options.target, "text": options.text, "out": options.out, "timings": 0}
     capture(CaptureOptions(**chosen, tokens=options.tokens, device=options.device, resume=True))
     return replace(options, target=str(options.out), text=(), model=None if options.model else options.target)

@@ -1,10 +1,11 @@
-"""The options of `twell ablate`."""
+"""The options of `twell ablate` and `twell prune`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from twell.workbench.errors import UserError
 from twell.workbench.option_fields import option
 from twell.workbench.options import Device
 
@@ -92,3 +93,16 @@ class PruneOptions:
         least=2,
     )
     device: Device = option("auto", help="where to run")
+
+
+def refuse_target(options: AblateOptions) -> None:
+    """Raise UserError for what is neither a run nor a model with a text and a folder for its run."""
+    if not Path(options.target).exists() and not options.text:
+        raise UserError(
+            f"Expected a run's folder, or a model with --text and --out, got {options.target}: there is no such folder."
+        )
+    if not options.text or options.out is None:
+        raise UserError(
+            f"Expected a run, or a model with --text and --out, got {options.target}: give a run's folder, or a text "
+            "to read and a folder for the run."
+        )

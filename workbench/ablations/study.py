@@ -21,8 +21,9 @@ from torch import Tensor
 
 from twell.workbench.ablations.actions import Shrink
 from twell.workbench.ablations.appended import append, appending
-from twell.workbench.ablations.conditions import Condition, Facts, Intervention, intervention_of
+from twell.workbench.ablations.conditions import Facts, Intervention, intervention_of
 from twell.workbench.ablations.passes import EVERY, AblationRunner
+from twell.workbench.ablations.spelled import Condition
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.errors import UserError
 from twell.workbench.models.own_code import OwnModel

@@ -23,7 +23,7 @@ from torch import Tensor
 from twell.kernels.benchmark.synthetic import KINDS, Pattern, ffn_firing, max_nnz, packed_pattern, synthetic_ffn
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.modules import SparseFFN
-from twell.workbench.bench.options import BenchOptions
+from twell.workbench.bench.options import BenchOptions, whole_numbers
 from twell.workbench.devices import pick_device
 from twell.workbench.errors import UserError, first_line
 
@@ -58,28 +58,8 @@ class Case:
     make: Callable[[], CaseInputs]
 
 
-def whole_numbers(option: str, text: str, least: int = 1) -> list[int]:
-    """Parse a list of whole numbers such as 1,8,64. Raises UserError for other text, and for a number below `least`.
-
-    option: the option's name, for the error
-    """
-    try:
-        values = [int(piece) for piece in text.split(",")]
-    except ValueError:
-        raise UserError(f"Expected whole numbers with commas between them for {option}, got {text!r}.") from None
-    if min(values) < least:
-        raise UserError(f"Expected numbers of at least {least} for {option}, got {min(values)}.")
-    return values
-
-
 def cases(options: BenchOptions) -> tuple[list[Case], dict[str, Any]]:
     """Return the cases, and what they share by name: device, dtype, d_model, d_ff, and a name for all of them."""
-    named = {"MODEL": options.model, "--shape": options.shape, "--patterns": options.patterns}
-    given = [name for name, value in named.items() if value is not None]
-    if "MODEL" in given and len(given) > 1:
-        raise UserError(f"Expected a model, --shape or --patterns, got {' and '.join(given)}: give one of them.")
-    if options.plain and given != ["--shape"]:
-        raise UserError("Expected --plain beside --shape alone: a model's FFN is plain or gated by itself.")
     if options.patterns is not None:
         return _recorded(options, options.patterns)
     return _synthetic(options, options.shape) if options.shape is not None else _of_model(options)

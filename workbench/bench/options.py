@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from twell.workbench.errors import UserError
 from twell.workbench.option_fields import option
-from twell.workbench.options import Device
+from twell.workbench.options import Device, KernelName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,3 +63,36 @@ class BenchOptions:
     seconds: float | None = option(None, help="about how long to time a case; default: 0.3, on a GPU 1", unit="seconds")
     out: Path | None = option(None, help="a .parquet file, or a run's folder; figures of other cases in it are kept")
     revision: str | None = option(None, help="branch, tag or commit of a hub model", value="REV")
+
+
+def refuse_options(options: BenchOptions) -> None:
+    """Raise UserError for options that no machine and no model would take, before anything is loaded."""
+    named = {"MODEL": options.model, "--shape": options.shape, "--patterns": options.patterns}
+    given = [name for name, value in named.items() if value is not None]
+    if "MODEL" in given and len(given) > 1:
+        raise UserError(f"Expected a model, --shape or --patterns, got {' and '.join(given)}: give one of them.")
+    if options.plain and given != ["--shape"]:
+        raise UserError("Expected --plain beside --shape alone: a model's FFN is plain or gated by itself.")
+    names = [name for name in reversed(get_args(KernelName)) if name != "auto"]
+    unknown = [name for name in options.kernel if name not in names]
+    if unknown:
+        raise UserError(f"Expected --kernel of {', '.join(names)}, got {unknown[0]!r}.")
+    if options.seconds is not None and not 0 < options.seconds < math.inf:
+        raise UserError(f"Expected --seconds above 0, got {options.seconds:g}.")
+    for name, least in {"shape": 8, "rows": 1, "layers": 0, "nnz": 1, "compression": 1, "batches": 1}.items():
+        if (text := getattr(options, name)) is not None:
+            whole_numbers(f"--{name}", text, least)
+
+
+def whole_numbers(option: str, text: str, least: int = 1) -> list[int]:
+    """Parse a list of whole numbers such as 1,8,64. Raises UserError for other text, and for a number below `least`.
+
+    option: the option's name, for the error
+    """
+    try:
+        values = [int(piece) for piece in text.split(",")]
+    except ValueError:
+        raise UserError(f"Expected whole numbers with commas between them for {option}, got {text!r}.") from None
+    if min(values) < least:
+        raise UserError(f"Expected numbers of at least {least} for {option}, got {min(values)}.")
+    return values

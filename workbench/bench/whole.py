@@ -28,10 +28,10 @@ from twell.kernels.benchmark.timing import TimedCall, time_in_turns
 from twell.kernels.layout import Layout
 from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
-from twell.workbench.bench.cases import ROWS, TEXT, whole_numbers
+from twell.workbench.bench.cases import ROWS, TEXT
 from twell.workbench.bench.decoding import Decoder, generator, replaced
 from twell.workbench.bench.layer_inputs import text_ids, uniform_ids
-from twell.workbench.bench.options import BenchOptions
+from twell.workbench.bench.options import BenchOptions, whole_numbers
 from twell.workbench.bench.sides import DENSE, SPARSE, Sides
 from twell.workbench.bench.table import Sheet, commit
 from twell.workbench.doctor import device_name

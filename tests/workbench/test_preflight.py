@@ -1,0 +1,54 @@
+"""Wrong options are refused before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from support.captures import run_capture
+
+PROGRAM = """
+import json, sys
+from twell.workbench.cli import main
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["twell", *arguments]
+    try:
+        main()
+    except SystemExit as stopped:
+        assert stopped.code == 2
+    else:
+        raise AssertionError(arguments)
+assert "torch" not in sys.modules
+"""
+
+
+def test_wrong_options_are_refused_without_torch(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
+    """Numbers, names, folders and contradictions of each command that has a model; a number for each sentence."""
+    run = str(run_capture(tiny, tmp_path / "run", texts[:1]).path)
+    new = ["--out", str(tmp_path / "new")]
+    cases = (
+        (["capture", "m", "--text", texts[0], *new, "--tokens", "0"], "--tokens of at least 1, got 0"),
+        (["capture", "m", "--text", "gone.txt", *new], "Expected a text file at gone.txt, got nothing there"),
+        (["capture", "m", "--text", texts[0], "--out", run], "already holds a run"),
+        (["bench", "--rows", "0"], "numbers of at least 1 for --rows, got 0"),
+        (["bench", "--kernel", "foo"], "--kernel of hopper, cuda, cpu, reference, got 'foo'"),
+        (["bench", "m", "--shape", "64,64"], "got MODEL and --shape: give one of them"),
+        (["bench", "--seconds", "0"], "--seconds above 0, got 0"),
+        (["ablate", run, "--condition", "foo"], "got 'foo'"),
+        (["ablate", run, "--condition", "ffn@9"], "Expected a layer from 0 to 2, got 9"),
+        (["ablate", "gone"], "got gone: there is no such folder"),
+        (["prune", "m", "gone", *new], "Expected a run in gone"),
+        (["prune", "m", run, "--out", run], "already holds a run"),
+        (["verify", "gone"], "Expected a run in gone"),
+        (["train", "--config", "foo", "--text", texts[0], *new], "Expected a recipe"),
+        (["text", "words", "--generate", "-1"], "--generate of at least 0, got -1"),
+    )
+    program = [sys.executable, "-c", PROGRAM, json.dumps([arguments for arguments, _ in cases])]
+    result = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    shown = result.stderr.splitlines()
+    assert len(shown) == len(cases) and result.stdout == ""
+    for line, (arguments, message) in zip(shown, cases, strict=True):
+        assert line.startswith("twell: Expected ") and message in line, arguments

@@ -1,0 +1,69 @@
+"""Refuse a command's wrong options before torch is loaded, which takes seconds.
+
+    refuse(options)    # of any command; what needs a model or a device to be told is left to the command
+
+Everything that is asked here is asked again where the work is done, by the same functions: from Python nobody comes by
+here. Cost: some milliseconds; where a run is named, reading its manifest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twell.workbench.ablations.options import AblateOptions, PruneOptions, refuse_target
+from twell.workbench.ablations.spelled import parse
+from twell.workbench.bench.options import BenchOptions, refuse_options
+from twell.workbench.option_fields import check_bounds
+from twell.workbench.options import CaptureOptions, TextOptions, TrainOptions, VerifyOptions
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.store import open_run, refuse_existing
+from twell.workbench.text.sources import open_sources
+from twell.workbench.training.recipes import load_recipe
+
+
+def refuse(options: Any) -> None:
+    """Raise UserError for options that the command would refuse whatever the model and the device are."""
+    check_bounds(options)
+    check = CHECKS.get(type(options))
+    if check is not None:
+        check(options)
+    if check is not None and not isinstance(options, TextOptions):  # whose text is words
+        open_sources(getattr(options, "text", ()))
+
+
+def _capture(options: CaptureOptions) -> None:
+    if not options.resume and os.environ.get("RANK", "0") == "0":  # other ranks may find the first one's run
+        refuse_existing(options.out)
+
+
+def _ablate(options: AblateOptions) -> None:
+    if not (Path(options.target) / manifests.FILE).exists():
+        refuse_target(options)
+    else:
+        parse(options.condition, open_run(options.target).layers)
+
+
+def _prune(options: PruneOptions) -> None:
+    open_run(options.run)
+    refuse_existing(options.out)
+
+
+def _verify(options: VerifyOptions) -> None:
+    open_run(options.run)
+
+
+def _train(options: TrainOptions) -> None:
+    load_recipe(options.config)
+
+
+CHECKS: dict[type, Callable[[Any], None]] = {
+    AblateOptions: _ablate,
+    BenchOptions: refuse_options,
+    CaptureOptions: _capture,
+    PruneOptions: _prune,
+    TrainOptions: _train,
+    VerifyOptions: _verify,
+}
