@@ -27,11 +27,15 @@ def option(
     return field(default=default, metadata=about)
 
 
-def check_bounds(options: Any) -> None:
-    """Raise UserError for the first number in a command's options that is below its `least` or above its `most`."""
+def check_bounds(options: Any, from_python: bool = False) -> None:
+    """Raise UserError for the first number in a command's options that is below its `least` or above its `most`.
+
+    from_python: whether the options were given as arguments, by which the error then calls them
+    """
     for item in fields(options):
         value, least, most = getattr(options, item.name), item.metadata["least"], item.metadata["most"]
         known = least is not None and value is not None
         if known and (not least <= value <= (math.inf if most is None else most) or value == math.inf):
             bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-            raise UserError(f"Expected --{item.name.replace('_', '-')} {bounds}, got {value}.")
+            name = f"{item.name}=" if from_python else f"--{item.name.replace('_', '-')}"
+            raise UserError(f"Expected {name} {bounds}, got {value}.")

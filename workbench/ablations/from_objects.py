@@ -51,7 +51,7 @@ def study(
         if name not in OF_STUDY:
             raise UserError(f"Expected options of a study, {', '.join(OF_STUDY)}, got {name}.")
     chosen = AblateOptions(target="", condition=tuple(conditions), **options)
-    check_bounds(chosen)
+    check_bounds(chosen, from_python=True)
     is_object = isinstance(model, nn.Module)
     if is_object and threshold is None and not has_zeros(unwrapped(model)):
         threshold = 0.0

@@ -262,12 +262,12 @@ def refuse_existing(folder: Path) -> None:
     usable(folder)
     if (folder / manifests.FILE).exists():
         raise UserError(
-            f"Expected an empty output folder, {folder} already holds a run: choose another --out or remove it first."
+            f"Expected an empty output folder, {folder} already holds a run: choose another folder or remove it first."
         )
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"Expected an output folder, {folder} is a file: choose another --out.")
+        raise UserError(f"Expected an output folder, {folder} is a file: choose another folder.")
     if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"Expected an empty output folder, {folder} holds other files: choose another --out.")
+        raise UserError(f"Expected an empty output folder, {folder} holds other files: choose another folder.")
 
 
 def copy_without_activity(source: Path, target: Path, without_damaged: bool = False) -> None:

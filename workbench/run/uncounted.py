@@ -28,8 +28,7 @@ def no_counted_token(run: Run) -> Missing:
         )
     return Missing(
         f"{run.name} holds no unflagged token, and so no sparsity: each of its {run.manifest.tokens:,} tokens is "
-        "special or the first of its sequence; ask for flagged=True to see those it holds, or capture longer texts "
-        "with a greater --seq-len."
+        "special or the first of its sequence; capture longer texts, in longer sequences."
     )
 
 

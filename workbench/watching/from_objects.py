@@ -61,6 +61,7 @@ def capture(
     sources = sources_of(texts)
     given: dict[str, Any] = {"text": tuple(source.name for source in sources), **options}
     folder = _temporary() if out is None else Path(out)
+    check_bounds(CaptureOptions(model="", out=folder, **given), from_python=True)
     if not isinstance(model, nn.Module):
         return command.capture(CaptureOptions(model=str(model), out=folder, **given), sources, not progress)
     refuse_existing(folder)
@@ -69,7 +70,6 @@ def capture(
     threshold, kernel = options.get("threshold"), options.get("kernel", "auto")
     with attached(model, tokenizer, threshold=threshold, kernel=kernel) as loaded:
         chosen = CaptureOptions(model=loaded.name, out=folder, **given)
-        check_bounds(chosen)
         return command.record(loaded, chosen, sources, quiet=not progress)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from twell.workbench import capture, study
 from twell.workbench.errors import UserError
 from twell.workbench.text.given import sources_of
 from twell.workbench.text.sources import open_sources
@@ -43,3 +44,18 @@ def test_a_path_with_nothing_there_is_no_text() -> None:
         sources_of("runs/gone")
     for text in ("either / or", ["either/or"]):
         assert ["".join(one) for one in sources_of(text)[0].read()] == [text if isinstance(text, str) else text[0]]
+
+
+def test_errors_say_the_words_of_python(tmp_path: Path) -> None:
+    """From Python an option is an argument, and a folder is no --out."""
+    (tmp_path / "other").touch()
+    for options, message in (
+        ({"tokens": 0}, "Expected tokens= of at least 1, got 0."),
+        ({"seq_len": 0}, "Expected seq_len= of at least 1, got 0."),
+        ({"out": tmp_path}, f"Expected an empty output folder, {tmp_path} holds other files: choose another folder."),
+    ):
+        with pytest.raises(UserError) as refused:
+            capture("builtin:demo", "a few words", **options)
+        assert str(refused.value) == message
+    with pytest.raises(UserError, match="Expected tokens= of at least 2, got 1"):
+        study("builtin:demo", "a few words", ["dead"], tokens=1)

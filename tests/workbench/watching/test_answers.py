@@ -188,7 +188,7 @@ def test_capture_from_objects(tiny: Path, model: Any, texts: tuple[str, ...], tm
         ({"nonsense": 1}, "got nonsense"),
         ({"revision": "x"}, "got revision"),
         ({"tokens": 0}, "at least 1"),
-        ({"timings_share": 5}, "--timings-share from 0 to 1, got 5"),
+        ({"timings_share": 5}, "timings_share= from 0 to 1, got 5"),
     ):
         with pytest.raises(UserError, match=expected):
             capture(model, "a text", **wrong)
