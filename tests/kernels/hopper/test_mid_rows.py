@@ -98,6 +98,17 @@ def test_plain_narrow_calls_add_up_in_streams_and_graphs() -> None:
 
 
 @pytest.mark.gpu
+def test_rows_that_one_tile_breaks_in_plain_narrow_calls() -> None:
+    """In the first of two tiles, of which the last is cut: marks of one are not written by the other."""
+    one = call(45_000, 64, 328, 14, gated=False, activation="relu2")
+    one.x[:, 5], one.w_gate[:, 5], one.w_gate[200] = 0, 0, 0
+    one.x[::100, 5], one.w_gate[200, 5] = 2.0**70, 1  # whose square is not finite
+    got = hopper.run(one)
+    assert_same(got, reference.run(one), "broken")
+    assert int((~got[1].finite).sum()) == 450
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("n", [64, 100, 190, 250, 500, 700, 1000, 1100])
 def test_every_density_in_one_call(n: int) -> None:
     """From neurons that none fires to neurons that all do: each way that a CTA takes its up product, side by side."""
