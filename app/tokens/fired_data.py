@@ -17,7 +17,7 @@ from twell.workbench.run.store import Run
 
 PLACES = 100  # of a word or a token that are read
 WHERE = ["place", "sequence", "position"]
-ORDERS = {"value": "greatest value", "excess": "more often than elsewhere", "layer": "layer"}  # of `firing_order`
+ORDERS = {"excess": "more often than elsewhere", "value": "greatest value", "layer": "layer"}  # of `firing_order`
 
 
 def fired_by_word(runs: Run | Sequence[Run], word: str) -> pd.DataFrame:

@@ -26,7 +26,8 @@ PASSAGES, TOKENS = 3, 2048  # that the model reads at most, the first passage in
 def draw_fired(
     run: Run, noun: str, find: Callable[..., pd.DataFrame], places: Callable[..., pd.DataFrame], **of: Any
 ) -> None:
-    """Draw the neurons that a word or a token fires, the greatest first. Raises Missing where none can be told.
+    """Draw the neurons that a word or a token fires, first those that it fires more
+    often than other text does. Raises Missing where none can be told.
 
     Args:
         run: the run.
@@ -40,7 +41,7 @@ def draw_fired(
     if not can_tell(run, find, **of):
         raise _not_kept(run)
     area = st.container()
-    order = widgets.url_choice("Order", ORDERS, "fired", "value", label_visibility="collapsed")
+    order = widgets.url_choice("Order", ORDERS, "fired", "excess", label_visibility="collapsed")
     if not is_kept:
         result, read = _read_now(run, Query(find, of), fetch(run, places, **of))
     result = result.then(firing_order, run, order)

@@ -45,8 +45,6 @@ def pass_in_words(numbers: dict[str, Any]) -> str:
     sure, speedup = numbers["pass_low"] == numbers["pass_low"], times(numbers["pass_speedup"])
     if not sure:
         batches = plural(numbers["pass_repeats"], "timed batch", "es")
-        return (
-            f"{speedup} as fast, in {batches}: more text, captured with --timings-share 1, tells how much that varies"
-        )
+        return f"{speedup} as fast, in {batches}, too few to tell how much that varies"
     interval = f"{times(numbers['pass_low'])} to {times(numbers['pass_high'])} with 95{SPACE}% confidence"
     return f"{speedup} as fast ({interval}, {plural(numbers['pass_repeats'], 'batch', 'es')})"
