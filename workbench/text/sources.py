@@ -100,7 +100,7 @@ def open_sources(names: Iterable[str]) -> list[TextSource]:
 def is_folder(text: str) -> bool:
     """Return whether a text is the name of a folder that exists."""
     try:
-        return Path(text).is_dir()
+        return bool(text) and Path(text).is_dir()  # Path("") is this folder
     except (OSError, ValueError):  # no name that the system can hold: a text
         return False
 

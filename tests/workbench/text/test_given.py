@@ -31,6 +31,7 @@ def test_a_folder_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ):
         with pytest.raises(UserError, match=re.escape(f"Expected a text file {got}")):
             sources_of(texts)
+    assert ["".join(text) for text in sources_of("")[0].read()] == [""]
     (source,) = sources_of(["shards", "runs"])
     assert ["".join(text) for text in source.read()] == ["shards", "runs"]
     with pytest.raises(UserError, match="Expected a text file at shards, got a folder"):
