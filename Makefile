@@ -22,9 +22,9 @@ help:
 demo: $(VENV)/.demo
 	@$(BIN)/twell demo --out runs/demo
 
-# Two more processes than processors, up to four: some tests wait for a browser or for another process, and the types are
+# Three more processes than processors, up to five: some tests wait for a browser or for another process, and the types are
 # checked beside them. Tests that go by the clock run when the others have ended, with nothing beside them.
-PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 2))')
+PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(5, os.cpu_count() + 3))')
 PYTEST     = $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder -m 'not alone'
 # Each process would compile tests and libraries for itself, 17 s of it, so in a new environment one does so first, beside
 # the types.

@@ -33,7 +33,7 @@ def firing_clusters(run: Run, layer: int | None = None, least: float = 0.3, min_
     if not 0 < least < 1:
         raise UserError(f"Expected a correlation between 0 and 1 to join clusters from, got {least}.")
     if not run.has("fired"):
-        raise Missing(f"{run.name} holds no sample of firings: capture with --fired LAYERS.")
+        raise Missing(f"{run.name} keeps no firings by which to compare all neurons: capture with --fired LAYERS.")
     layers = sorted(set(run.arrow("fired", ["layer"])["layer"].to_pylist())) if layer is None else [layer]
     rows, alone = [], {}
     for each in layers:

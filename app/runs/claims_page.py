@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 from typing import Any
 
 import pandas as pd
@@ -15,7 +14,7 @@ from twell.analysis.memo import built_once
 from twell.app.runs.claims_data import CLAIMS, EVIDENCE, STUDIES, other_trainings, sweep_and_own
 from twell.app.runs.study_figures import cost_and_gain
 from twell.app.ui import widgets
-from twell.app.ui.formatting import plural, typeset, whole
+from twell.app.ui.formatting import SPACE, marked_up, plural, typeset, whole
 from twell.app.ui.query import fetch, query, query_with_others
 from twell.app.ui.run_cache import shown
 from twell.app.ui.run_catalog import find_runs
@@ -34,8 +33,8 @@ GROUPS = {  # by verdict, in the order of the page: what is said of one claim, a
 
 COLUMNS: dict[str, tuple[str, str]] = {  # of the studies that are shown: name in words, form of its values
     "name": ("training", ""),
-    "parameters": ("parameters", "{:.0f}"),
-    "steps": ("steps", "{:.0f}"),
+    "parameters": ("parameters", "{:,.0f}"),
+    "steps": ("steps", "{:,.0f}"),
     "loss": ("held-out loss, nats", "{:.3f}"),
     "rise": ("loss over no L1", "{:+.2%}"),
     "nnz": ("neurons a token", "{:.1f}"),
@@ -47,11 +46,6 @@ COLUMNS: dict[str, tuple[str, str]] = {  # of the studies that are shown: name i
     "model_speedup": ("pass on a GPU", "{:.2f} ×"),
     "step_speedup": ("training step on a GPU", "{:.2f} ×"),
 }
-
-
-def marked_up(text: str) -> str:
-    """Return text as HTML, escaped, with what stands in backquotes set as code."""
-    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(typeset(text)))
 
 
 def claims_html(frame: pd.DataFrame, evidence: dict[str, str], own: str = "") -> str:
@@ -178,7 +172,7 @@ def draw_studies(run: Run) -> None:
     widgets.heading("Every training of the studies", caption, result)
     shown = trained[list(COLUMNS)].rename(columns={name: title for name, (title, _) in COLUMNS.items()})
     forms = {title: form for title, form in COLUMNS.values() if form}
-    st.dataframe(shown.style.format(forms), hide_index=True, height=320, placeholder="")
+    st.dataframe(shown.style.format(forms, thousands=SPACE), hide_index=True, height=320, placeholder="")
 
 
 widgets.title("Do published claims hold for this model?")

@@ -7,6 +7,7 @@ safe in HTML. Streamlit's labels read Markdown, so token text never goes into on
 from __future__ import annotations
 
 import html
+import re
 from typing import TYPE_CHECKING
 
 from twell.analysis.figures.labels import (
@@ -35,6 +36,7 @@ __all__ = [
     "aligned",
     "decimals",
     "fixed",
+    "marked_up",
     "matching",
     "number",
     "pass_spread",
@@ -67,6 +69,11 @@ def token_html(text: str) -> str:
     return f'<bdi class="tw-token">{html.escape(visible(text))}</bdi>'
 
 
+def marked_up(text: str) -> str:
+    """Return text as HTML, escaped, with what stands in backquotes set as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(typeset(text)))
+
+
 def pass_spread(low: float, high: float, batches: int) -> str:
     """Return in words how sure the speedup of a whole pass is: its interval, or how to get one where it has none.
 
@@ -75,7 +82,7 @@ def pass_spread(low: float, high: float, batches: int) -> str:
     count = plural(batches, "batch", "es")
     if low == low:
         return f"{times(low)} to {times(high)} with 95{SPACE}% confidence, {count}"
-    return f"{count}, too few for an interval; more text, captured with --timings-share 1, gives one"
+    return f"{count}, too few for an interval; a capture of more text times more of them"
 
 
 def seconds_ago(seconds: float) -> str:

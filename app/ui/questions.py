@@ -7,7 +7,6 @@ row is asked at once of short runs, and of others when its button is chosen.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import streamlit as st
 from twell.analysis.figures.table_plots import dressed
 from twell.analysis.memo import built_once
 from twell.app.ui import widgets
-from twell.app.ui.formatting import plural, typeset
+from twell.app.ui.formatting import marked_up, plural
 from twell.app.ui.query import Query, query
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -72,7 +71,7 @@ def noted(title: str, lacking: dict[str, list[str]]) -> Iterator[None]:
 def say_left_out(run: Run, lacking: dict[str, list[str]]) -> None:
     """Draw one line that names the parts which the run cannot draw; nothing where there are none."""
     if lacking:
-        widgets.note(html.escape(typeset(left_out(run, lacking))))
+        widgets.note(marked_up(left_out(run, lacking)))
 
 
 def left_out(run: Run, lacking: dict[str, list[str]]) -> str:
