@@ -1,4 +1,4 @@
-"""What changed between two runs: their headline numbers side by side, those that changed most first.
+"""What changed between two runs: their headline numbers side by side, those that changed most of the whole first.
 
     headline_changes([before, after])   a row a number: both values, difference and ratio, with 95 % intervals
     compare_means(before, after)        the same of mean nnz over all layers alone
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from twell.analysis.compare import effective_groups, mean_counts, of_one_text, replicate_totals, same_sequences
 from twell.analysis.overview import overview
@@ -23,29 +24,38 @@ from twell.workbench.run.store import Run
 # Of each speedup: its name in `overview`, and what the names of its interval's ends begin with there.
 SPEEDS = {"ffn_speedup": ("speedup", "speedup"), "pass_speedup": ("pass_speedup", "pass")}
 ALIKE = 1.1  # times the tokens, up to which two counts of dead neurons are compared
-COLUMNS = ("number", "value", "first", "difference", "low", "high", "ratio", "ratio_low", "ratio_high")
+EVIDENCE = ("clear", "unknown", "chance")  # in the order in which rows come
+COLUMNS = ("number", "value", "first", "difference", "low", "high", "ratio", "ratio_low", "ratio_high", "of_whole")
 
 
 def headline_changes(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return how the second of two runs differs from the first: first what changed most, by ratio either way, then what
-    may be chance, last what has no ratio. Columns:
+    """Return how the second of two runs differs from the first. First comes what is clear, by how much of the whole it
+    changes; then what has no interval, then what may be chance, last what cannot be compared. Columns:
 
     number (nnz_mean; firing_share, of a layer's neurons; dead_share; loss, in nats; ffn_speedup; pass_speedup); value,
     first (of the second and of the first run); difference, low, high; ratio, ratio_low, ratio_high (95 %; empty where
-    the runs tell no interval); evidence (clear: the interval of the ratio leaves 1 out; chance: it does not; unknown:
-    there is none). What one of the runs lacks is left out; losses of different texts have no ratio, nor
-    have dead neurons over unequal amounts of text, as more text finds more of them alive.
+    the runs tell no interval); of_whole (the change as a share of the whole: of a layer's neurons, of all neurons, of
+    the first run's loss, of the dense time that the FFN or the pass takes); evidence (clear: the interval of the
+    difference leaves 0 out, or that of the ratio 1 where the difference has none; chance: it does not; unknown: there
+    is none). What one of the runs lacks is left out; losses of different texts have no ratio, nor have dead neurons
+    over unequal amounts of text, as more text finds more of them alive.
     """
     first, run = runs
     numbers = [overview(one) for one in (first, run)]
     rows = [*_of_nnz(first, run), *_counted(numbers, of_one_text(runs)), *_speeds(numbers)]
     frame = pd.DataFrame([dict.fromkeys(COLUMNS, np.nan) | row for row in rows], columns=list(COLUMNS))
-    low, high = frame["ratio_low"].to_numpy(float), frame["ratio_high"].to_numpy(float)
-    evidence = np.where(np.isnan(low), "unknown", np.where((low > 1) | (high < 1), "clear", "chance"))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        size = np.abs(np.log(frame["ratio"].to_numpy(float)))
-    order = np.lexsort((-size, evidence == "chance", np.isnan(size)))
+    evidence = _evidence(frame)
+    size = frame["of_whole"].abs().to_numpy(float)
+    order = np.lexsort((-size, pd.Series(evidence).map(EVIDENCE.index), np.isnan(size)))
     return frame.assign(evidence=evidence).iloc[order].reset_index(drop=True)
+
+
+def _evidence(frame: pd.DataFrame) -> NDArray[np.str_]:
+    """Return of each row whether its interval leaves out "no change": clear, chance, or unknown where it has none."""
+    of_ratio = frame["low"].isna()
+    low = frame["low"].where(~of_ratio, frame["ratio_low"] - 1).to_numpy(float)
+    high = frame["high"].where(~of_ratio, frame["ratio_high"] - 1).to_numpy(float)
+    return np.where(np.isnan(low), "unknown", np.where((low > 0) | (high < 0), "clear", "chance"))
 
 
 def _of_nnz(first: Run, run: Run) -> list[dict[str, Any]]:
@@ -61,6 +71,8 @@ def _of_nnz(first: Run, run: Run) -> list[dict[str, Any]]:
     if widths[0] == widths[1]:
         share |= {name: of_nnz[name] / widths[0] for name in ("low", "high")}
     share |= {name: of_nnz[name] * widths[1] / widths[0] for name in ("ratio", "ratio_low", "ratio_high")}
+    share["of_whole"] = share["difference"]
+    of_nnz["of_whole"] = of_nnz["difference"] / max(widths)
     return [{"number": "nnz_mean", **of_nnz}, {"number": "firing_share", **share}]
 
 
@@ -76,6 +88,7 @@ def _counted(numbers: list[dict[str, Any]], same_text: bool) -> list[dict[str, A
         if same_text if name == "loss" else max(counted) <= ALIKE * min(counted):
             ratio = after / before if before else np.inf if after else 1.0
             row |= {"difference": after - before, "ratio": ratio}
+            row["of_whole"] = after - before if name == "dead_share" else ratio - 1
         rows.append(row)
     return rows
 
@@ -91,6 +104,7 @@ def _speeds(numbers: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ends = np.log([[one[f"{prefix}_{end}"] for end in ("low", "high")] for one in numbers])
         half = np.hypot(*(ends[:, 1] - ends[:, 0]) / 2)
         row = {"number": name, "value": after, "first": before, "difference": after - before, "ratio": ratio}
+        row["of_whole"] = 1 / before - 1 / after  # of the dense time: what more or less of it is saved
         rows.append(row | {"ratio_low": ratio * np.exp(-half), "ratio_high": ratio * np.exp(half)})
     return rows
 

@@ -26,6 +26,7 @@ NAMES = {
     "ffn_speedup": "FFN speedup",
     "pass_speedup": "Speedup of a whole pass",
 }
+LEAST = 0.01  # change of the whole, so that the longest bar of two runs that are nearly alike is short
 SHARES, SPEEDS = {"firing_share", "dead_share"}, {"ffn_speedup", "pass_speedup"}
 
 
@@ -40,8 +41,9 @@ def draw_changes(runs: tuple[Run, Run]) -> None:
         st.html(f'<p class="tw-lead">{html.escape(typeset(lead(runs, frame)))}</p>')
     widgets.heading(
         "What changed most",
-        f"Difference: {first} minus {other}; ratio: {first} / {other}, with 95{SPACE}% intervals where the runs tell "
-        "one. The greatest change comes first; a grey bar has no interval, a hollow one may be chance.",
+        f"First what is clear, by how much of the whole it changes (the bar: of all neurons, of the dense time, of the "
+        f"loss), then what has no interval (grey) and what may be chance (hollow). Difference: {first} minus {other}; "
+        f"ratio: {first} / {other}, with 95{SPACE}% intervals where the runs tell one.",
         result,
         key="changes",
     )
@@ -74,33 +76,36 @@ def lead(runs: tuple[Run, Run], frame: pd.DataFrame) -> str:
 
 
 def most_changed_layer(frame: pd.DataFrame) -> str:
-    """Return in a sentence which layer's nnz changed most, and which least. frame: rows of `compare_layers`"""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        size = np.abs(np.log(frame["ratio"].to_numpy(float)))
-    size = np.where(np.isfinite(size), size, -1.0)
-    labels = layer_labels(frame)
-    most, least = int(size.argmax()), int(np.where(size < 0, np.inf, size).argmin())
-    if most == least:
+    """Return in a sentence which layer's mean nnz changed most, in neurons a token, and which least: of those whose
+    interval leaves 0 out, or of all where the runs tell no interval. frame: rows of `compare_layers`"""
+    clear = (frame["low"] > 0) | (frame["high"] < 0)
+    if frame["low"].notna().any() and not clear.any():
+        return "No layer's nnz changed by more than chance may."
+    named = frame.assign(label=layer_labels(frame))
+    among = named[clear] if clear.any() else named.dropna(subset="difference")
+    size = among["difference"].abs()
+    if len(among) < 2:
         return ""
-    ratios = frame["ratio"]
-    return (
-        f"Of the layers {labels[most]} changed most, to {times(ratios[most])}, and {labels[least]} least, to "
-        f"{times(ratios[least])}."
-    )
+
+    def told(row: pd.Series) -> str:
+        ratio = f" ({times(row['ratio'])})" if np.isfinite(row["ratio"]) else ""
+        return f"by {signed(row['difference'])} neurons a token{ratio}"
+
+    most, least = among.loc[size.idxmax()], among.loc[size.idxmin()]
+    return f"Of the layers {most['label']} changed most, {told(most)}, and {least['label']} least, {told(least)}."
 
 
 def changes_html(frame: pd.DataFrame, names: tuple[str, str]) -> str:
-    """Return rows of `headline_changes` as HTML; a bar on a logarithmic scale goes right where the ratio is above 1."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        size = np.log(frame["ratio"].to_numpy(float))
-    most = max(float(np.abs(size[np.isfinite(size)]).max(initial=0.0)), np.log(1.1))
+    """Return rows of `headline_changes` as HTML; a bar is the change of the whole, to the right where it is above 0."""
+    size = frame["of_whole"].to_numpy(float)
+    most = max(float(np.abs(size[np.isfinite(size)]).max(initial=0.0)), LEAST)
     head = "".join(f"<span>{html.escape(name)}</span>" for name in ("", *names, "difference", "ratio"))
     lines = [f'<div class="tw-changes"><div class="names">{head}<span></span></div>']
-    for row, log in zip(frame.itertuples(), size, strict=True):
+    for row, change in zip(frame.itertuples(), size, strict=True):
         form = percent if row.number in SHARES else times if row.number in SPEEDS else number
         cells = (NAMES[row.number], form(row.value), form(row.first), _difference(row), _ratio(row))
-        width = 0.0 if np.isnan(log) else 50 * min(abs(log) / most, 1.0)
-        side = "left" if log > 0 else "right"
+        width = 0.0 if np.isnan(change) else 50 * min(abs(change) / most, 1.0)
+        side = "left" if change > 0 else "right"
         bar = f'<i><b class="{row.evidence}" style="{side}:50%;width:{width:.0f}%"></b></i>'
         lines.append(f"<div>{''.join(f'<span>{html.escape(cell)}</span>' for cell in cells)}{bar}</div>")
     return "".join([*lines, "</div>"])

@@ -120,12 +120,36 @@ def test_means_over_all_layers_and_what_changed_most(
     ratio = table.loc["ffn_speedup"]
     assert ratio["ratio_high"] == pytest.approx(speeds[1]["speedup"] / speeds[0]["speedup"] * np.exp(half))
     assert ratio["evidence"] == ("clear" if ratio["ratio_low"] > 1 or ratio["ratio_high"] < 1 else "chance")
-    size = np.abs(np.log(table["ratio"])) - 10 * (table["evidence"] == "chance")
-    assert size.is_monotonic_decreasing, "what may be chance comes last"
+    parts = table["evidence"].map({"clear": 20, "unknown": 10, "chance": 0})
+    assert (table["of_whole"].abs() + parts).is_monotonic_decreasing, "what may be chance comes last"
+    assert table.loc["nnz_mean", "of_whole"] == pytest.approx(table.loc["firing_share", "difference"])
+    before, after = (1 / speed["speedup"] for speed in speeds)
+    assert ratio["of_whole"] == pytest.approx(before - after), "of the dense time"
     monkeypatch.setattr("twell.analysis.changes.of_one_text", lambda runs: False)
     *_, dead, loss = headline_changes([run, other_text]).itertuples()
     assert loss.number == "loss" and np.isnan(loss.difference), "of other texts, losses tell nothing"
     assert dead.number == "dead_share" and np.isnan(dead.ratio), "nor do dead neurons of unequal amounts"
+
+
+def test_a_small_count_that_doubled_comes_after_a_large_share(
+    run: Run, sparser: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 of 1000 neurons more is a ratio of 2, a fifth of the dense time one of 1.5; that of no interval comes last."""
+    nnz = {"mean": 2.0, "first": 1.0, "difference": 1.0, "low": 0.9, "high": 1.1}
+    nnz |= {"ratio": 2.0, "ratio_low": 1.9, "ratio_high": 2.1}
+    monkeypatch.setattr("twell.analysis.changes.compare_means", lambda first, run: dict(nnz))
+    numbers = [
+        {"dead_share": dead, "loss": 3.0, "tokens": 500, "speedup": speed, "pass_speedup": None}
+        | {"speedup_low": speed / 1.01, "speedup_high": speed * 1.01}
+        for dead, speed in ((0.001, 5 / 3), (0.5, 2.5))
+    ]
+    monkeypatch.setattr("twell.analysis.changes.overview", lambda one: numbers[one is sparser])
+    table = headline_changes([run, sparser])
+    assert table["number"].tolist() == ["ffn_speedup", "nnz_mean", "firing_share", "dead_share", "loss"]
+    assert table["of_whole"].iloc[[0, 3]].tolist() == pytest.approx([0.2, 0.499])
+    nnz |= {"low": -0.1}
+    table = headline_changes([run, sparser])
+    assert table["number"].tolist() == ["ffn_speedup", "dead_share", "loss", "nnz_mean", "firing_share"]
 
 
 def test_layers_of_unequal_depths_are_paired_by_relative_depth(run: Run, made: ModuleType, tmp_path: Path) -> None:

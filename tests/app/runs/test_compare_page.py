@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pandas as pd
 from streamlit.testing.v1 import AppTest
 from support.page_elements import figure, layout, markup, notices
@@ -16,7 +15,7 @@ from support.page_elements import figure, layout, markup, notices
 from twell.analysis import by_layer, compare_layers
 from twell.analysis.changes import headline_changes
 from twell.analysis.figures.compare import frontier
-from twell.app.runs.changes_view import NAMES
+from twell.app.runs.changes_view import NAMES, most_changed_layer
 from twell.app.ui.formatting import number, percent, signed, times
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
@@ -40,8 +39,10 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
     assert f"<span>{times(nnz['ratio'])} ({number(nnz['ratio_low'])} to {number(nnz['ratio_high'])})</span>" in html
     assert ", may be chance</span>" not in html, "the reference claims no speed, and nothing else may be chance"
     layers = compare_layers([other, made_run])
-    most = layers.loc[np.log(layers["ratio"]).abs().idxmax()]
-    assert f"Of the layers L{most['layer']} / L{most['first_layer']} changed most, to {times(most['ratio'])}" in html
+    clear = layers[(layers["low"] > 0) | (layers["high"] < 0)]
+    most = clear.loc[clear["difference"].abs().idxmax()]
+    changed = f"by {signed(most['difference'])} neurons a token ({times(most['ratio'])})"
+    assert f"Of the layers L{most['layer']} / L{most['first_layer']} changed most, {changed}" in html
     assert html.index("What changed most") < html.index("What was run")
     ratios = [times(ratio) for ratio in compare_layers([other, made_run])["ratio"]]
     assert [note["text"] for note in layout(test, "differences")["annotations"]] == ratios
@@ -55,6 +56,16 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
     assert test.query_params["with"] == "counts"
     for gone in ("../made", "nowhere", "made"):
         assert not show(runs, "compare", run="made", **{"with": gone}).exception
+
+
+def test_the_layer_that_changed_most_is_clear_and_told_in_neurons() -> None:
+    rows = {"layer": [0, 1, 2], "first_layer": [0, 1, 2], "difference": [-60.0, 0.4, 90.0], "ratio": [0.8, 9.0, 1.5]}
+    frame = pd.DataFrame(rows | {"low": [-65.0, 0.3, -10.0], "high": [-55.0, 0.5, 190.0]})
+    sentence = most_changed_layer(frame)
+    assert sentence.startswith(f"Of the layers L0 changed most, by {signed(-60.0)} neurons a token ({times(0.8)})")
+    assert sentence.endswith(f"and L1 least, by {signed(0.4)} neurons a token ({times(9.0)}).")
+    assert "more than chance" in most_changed_layer(frame.assign(low=-100.0, high=100.0))
+    assert "L2 changed most" in most_changed_layer(frame.assign(low=float("nan"), high=float("nan")))
 
 
 def test_runs_that_no_other_beats_are_told_from_the_rest() -> None:
