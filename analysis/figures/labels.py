@@ -81,7 +81,7 @@ def typeset(text: str) -> str:
     spaces."""
     text = re.sub(r"(?<![\w.-])(-?\d(?:\.\d+)?)e([+-]\d\d+)(?!\w)", _as_power, text)
     text = re.sub(r"(?<![\w.,-])-(?=\d)", "−", text)
-    text = re.sub(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])", lambda match: match[0].replace(",", SPACE), text)
+    text = re.sub(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?!,?\d)", lambda match: match[0].replace(",", SPACE), text)
     return text.replace(" %", f"{SPACE}%")
 
 
