@@ -58,7 +58,7 @@ def _tokens(run: Run) -> str:
     return (
         f"Of {plural(len(frame), 'word')} that occur at least {MIN_COUNT} times, these fire the most neurons in a "
         f"layer: {links(frame.head(3))}. These fire the fewest: {links(frame.tail(3)[::-1])}. In brackets: the mean "
-        "over layers."
+        "over layers and places; single tokens, single places and z have other leaders."
     )
 
 

@@ -7,10 +7,11 @@ import pandas as pd
 from twell import analysis
 from twell.app.ui.formatting import percent, plural
 from twell.app.ui.query import fetch
+from twell.app.ui.url_state import link
 from twell.workbench.run.store import Run
 
-ORDERS = {  # what each order is, in words
-    "mean": "neurons a layer, the mean over layers and over all places of a {}",
+ASKED = "neurons fired a layer, the mean over layers and over all places of a {}"  # what the title asks for
+ORDERS = {  # what each other order is, in words
     "shrunk": "z, in which every layer counts alike, drawn towards the mean of all tokens",
     "z": "z, in which every layer counts alike",
     "z_position": "z, in which every layer counts alike, against similar positions",
@@ -19,20 +20,39 @@ MOST = 0.5  # share of the model's nnz from which one layer makes most of it
 DOMINANT = 0.3  # share of the model's nnz from which one layer decides an order by neurons fired
 
 
-def which_order(noun: str, rank: str, min_count: int, by_place: bool) -> str:
-    """Return in two sentences what orders the rows, and where the other orders are, whose first rows differ.
+def which_order(noun: str, rank: str, min_count: int, with_text: bool) -> str:
+    """Return as HTML which rows answer the page's question, and which questions the other orders answer.
+
+    The question means whole words by mean neurons fired, or single tokens where a run keeps no text.
 
     Args:
         noun: what a row is: token, word.
         rank: the column that orders them.
         min_count: how often a row has to occur.
-        by_place: whether page Text orders the places of this run.
+        with_text: whether the run keeps its text, and so has whole words and single places.
     """
-    others = "by z, in which every layer counts alike" if rank == "mean" else "by neurons a layer"
-    places = "; single places, on page Text" if by_place else ""
+    seen = f"of {noun}s seen at least {plural(min_count, 'time')}"
+    asked = "word" if with_text else "token"
+    others = {
+        "z": "z, which stand out with every layer counting alike",
+        "token": "single tokens, which pieces of words fire most",
+        "place": "single places, on page Text, where in the text most fire at once",
+    }
+    if not with_text:
+        others = {"z": others["z"]}
+    if (noun, rank) == (asked, "mean"):
+        listed = "; ".join(others.values())
+        return (
+            f"These rows answer the question: {'whole words' if noun == 'word' else 'tokens'} by "
+            f"{ASKED.format(noun)}, {seen}. The other orders answer others: {listed}."
+        )
+    here = f"{ASKED.format(noun)}, {seen}" if rank == "mean" else f"{ORDERS[rank]}, {seen}"
+    why = "which pieces of words fire most" if rank == "mean" else "which stand out with every layer counting alike"
+    kinds = "whole words" if with_text else "tokens"
+    address = link("tokens", view=f"{asked}s")
     return (
-        f"Ordered by {ORDERS[rank].format(noun)}, of {noun}s seen at least {plural(min_count, 'time')}. Other orders "
-        f"have other leaders: {others}; {'single tokens' if noun == 'word' else 'whole words'}{places}."
+        f"Ordered by {here}: these rows answer another question, {why}. For which fire most neurons, see "
+        f'<a class="plain" href="{address}">{kinds} by neurons fired</a>.'
     )
 
 

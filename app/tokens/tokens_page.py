@@ -125,9 +125,14 @@ def draw_rows(run: Run, result: QueryResult, rank: str, noun: str) -> None:
     side = widgets.url_choice("Order", SIDES, "end", "most", label_visibility="collapsed")
     frame = result.frame
     shown = frame.head(SHOWN) if side == "most" else frame.tail(SHOWN)[::-1]
+    ends = (
+        {"most": "fire most", "fewest": "fire fewest"}
+        if rank == "mean"
+        else {"most": "lead by z", "fewest": "come last by z"}
+    )
     with area:
         widgets.heading(
-            f"The {noun}s that fire {'most' if side == 'most' else 'fewest'}",
+            f"The {noun}s that {ends[side]}",
             f"{whole(len(shown))} of {plural(len(frame), noun)}. A dot: neurons fired a layer, mean over layers"
             f"{', with its 95 % interval, clustered by document' if noun == 'token' else ''}; its axis does not begin "
             "at 0. z: the same with all layers alike, in standard deviations from their means. Choose a row to open "
@@ -144,7 +149,8 @@ def draw_words(run: Run, filters: Filters) -> None:
     words = query(run, WORDS.where(min_count=min_count))
     words = words.then(matching, "word", search) if search else words
     by_z = words
-    widgets.note(mostly_one_layer(run, rank, "word") + which_order("word", rank, min_count, run.has("activity")))
+    asked = which_order("word", rank, min_count, run.has("activity"))
+    widgets.note(f"{asked} {mostly_one_layer(run, rank, 'word')}")
     words = words.then(most_first, rank) if rank != "z" else words
     frame = words.frame
     if frame.empty:
@@ -181,7 +187,8 @@ def draw_tokens(run: Run, filters: Filters) -> None:
     tokens = tokens.then(matching, "text", search) if search else tokens
     by_z = tokens
     tokens = tokens.then(most_first, rank) if rank == "mean" else tokens
-    widgets.note(mostly_one_layer(run, rank, "token") + which_order("token", rank, min_count, run.has("activity")))
+    asked = which_order("token", rank, min_count, run.has("activity"))
+    widgets.note(f"{asked} {mostly_one_layer(run, rank, 'token')}")
     try:
         frame = tokens.frame
     except Missing as reason:  # a short text, in which no token occurs so often

@@ -282,8 +282,7 @@ def test_an_order_says_what_it_is_and_its_dots_stand_between_the_least_and_the_m
     show: Show, runs: Path, made_run: Run
 ) -> None:
     shown = markup(show(runs, "tokens", run="made", view="tokens"))
-    assert "Ordered by neurons a layer, the mean over layers and over all places of a token, of tokens seen" in shown
-    assert "by z, in which every layer counts alike; whole words; single places, on page Text" in shown
+    assert "Ordered by neurons fired a layer, the mean over layers and over all places of a token, of tokens" in shown
     assert f"neurons a layer ± 95{SPACE}%" in shown, "one meaning of ±, named in the column"
     tokens = by_token(made_run, min_count=20).sort_values("mean", ascending=False, kind="stable").head(30)
     half = t_half(tokens["effective"] - 1) * tokens["mean_se"]
@@ -291,4 +290,3 @@ def test_an_order_says_what_it_is_and_its_dots_stand_between_the_least_and_the_m
     assert f"<span>{first}</span>" in shown
     places = [float(place) for place in re.findall(r'<b style="left:([\d.]+)%"', shown)]
     assert places == sorted(places, reverse=True) and 0 < places[-1] < 30 and 60 < places[0] < 100
-    assert "on page Text" not in markup(show(runs, "tokens", run="summary")), "it keeps no text"

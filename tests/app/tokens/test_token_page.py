@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import pytest
 from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
 from twell.analysis import by_layer, by_word, token_profile
+from twell.analysis.figures.tokens import MIN_COUNT
 from twell.analysis.tokens.text_search import places_of
 from twell.app.tokens.word_data import word_layers
 from twell.app.ui.formatting import percent
@@ -41,6 +44,30 @@ def test_one_layer_that_makes_most_firings_is_named(
     said = f"Mostly layer {profile.idxmax()}: it makes {percent(profile.max() / profile.sum())} of what this token"
     monkeypatch.setattr("twell.app.tokens.token_rows.MOST", 0)
     assert said in markup(show(runs, "token", run="made", token="40"))
+
+
+def test_one_list_answers_which_fire_most_and_the_others_say_what_they_answer(
+    show: Show, runs: Path, made_run: Run
+) -> None:
+    answer = "These rows answer the question: whole words by neurons fired a layer"
+    shown = markup(show(runs, "tokens", run="made"))
+    assert shown.count(answer) == 1 and shown.index(answer) < shown.index("The words that fire most")
+    assert f"of words seen at least {MIN_COUNT} times" in shown and "where in the text most fire at once" in shown
+    best = by_word(made_run, min_count=MIN_COUNT).sort_values("mean", ascending=False)["word"].iloc[0]
+    assert re.findall(r'href="token\?[^"]*word=([^"&]*)', shown)[0] == quote_plus(best), "it is what it says"
+    for address, other in (
+        ({"rank": "z"}, "which stand out with every layer counting alike"),
+        ({"view": "tokens"}, "which pieces of words fire most"),
+        ({"view": "tokens", "rank": "z_position"}, "which stand out with every layer counting alike"),
+    ):
+        shown = markup(show(runs, "tokens", run="made", **address))
+        assert answer not in shown and f"these rows answer another question, {other}" in shown
+        assert "tokens?run=made&amp;view=words" in shown
+        assert ("s that fire most" in shown) == ("rank" not in address) != ("s that lead by z" in shown)
+    summary = markup(show(runs, "tokens", run="summary"))
+    assert "These rows answer the question: tokens by neurons" in summary, "it keeps no text, so no word and no place"
+    assert "single" not in summary.split("These rows")[1].split("</p>")[0]
+    assert "single tokens, single places and z have other leaders" in markup(show(runs, run="made"))
 
 
 def test_examples_stand_beside_the_layers_where_no_firing_is_kept(show: Show) -> None:
