@@ -1,7 +1,7 @@
 """Logit lens: the tokens whose logits a neuron's down row raises and lowers most.
 
     written(run, "data/demo-model", layer=3, neuron=42)           both ends of its effect on the logits
-    answers_to(run, "data/demo-model", layer=3, neuron=42)        the token embeddings that its gate row matches
+    answers_to(run, "data/demo-model", layer=3, neuron=42)        the token embeddings that its gate row matches, if any
     promoted(run, "data/demo-model", neurons=((3, 42), (7, 1)))   the tokens that each of many neurons raises most
 
 A fired neuron adds its product times its down row to the residual; the final norm's scale and the unembedding turn that
@@ -14,6 +14,7 @@ vocabulary, which does not change the softmax. Weights are mapped from safetenso
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from twell.workbench.run.manifest import LAYER_NORM, LAYER_NORM_PLUS_ONE, RMS_NO
 from twell.workbench.run.store import Run
 
 EACH = 12  # tokens at either end of the ranking
+SURE = 0.99  # share of shuffled gate rows that a match has to surpass, to be told from chance
+SHUFFLED = 512  # gate rows of a layer that are shuffled, 5 ms for 6 144 tokens of 256
 AT_ONCE = 8192  # rows of the unembedding that are multiplied at a time
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 NORMS_OF_OLDER_RUNS = {
@@ -131,28 +134,65 @@ def promoted(run: Run, folder: str, neurons: tuple[tuple[int, int], ...], each: 
 
 
 def answers_to(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
-    """Return the tokens whose embeddings match the neuron's gate row best and worst, as `written` does its ends.
+    """Return the tokens whose embeddings match the neuron's gate row better, or worse, than chance would: at most EACH
+    of both, no row where nothing stands out.
+
+    The rule: a match counts where it goes beyond what SURE of the layer's gate rows, their entries shuffled and scaled
+    to this row's length, reach with any token. So 1 of 100 neurons that match nothing has a token at an end. Shuffled
+    are SHUFFLED rows, from all over the layer, once a layer.
 
     Columns: kind (raised, lowered); token_id; text; logit (the embedding times the gate row, relative to the
-    vocabulary's mean). The embedding is what a token brings before any layer has added to it.
+    vocabulary's mean). The embedding is what a token brings before any layer has added to it. `attrs`: tokens; least,
+    most_negative (what a match has to exceed at either end).
     """
-    weights = CheckpointTensors(Path(folder))
+    path = Path(folder)
+    weights = CheckpointTensors(path)
     gate = weights.gate(layer)
     embedding = weights.ending("embed_tokens.weight")
     width = int(run.manifest.model["d_model"])
     if gate.shape != (run.d_ff, width) or embedding is None or embedding.shape[1:] != (width,):
         raise Missing(f"The weights in {folder} are not this run's: expected a gate product of {run.d_ff} × {width}.")
-    norm_kind = _norm_kind(run)
+    tokens, norm_kind = _vocabulary_size(run, len(embedding)), _norm_kind(run)
+    row = _gate_rows(weights, layer, np.array([neuron]), norm_kind)[0]
+    matches = _products(embedding, row[:, None])[:tokens, 0]
+    changed = max(file.stat().st_mtime_ns for file in path.glob("*.safetensors"))
+    high, low = (float(np.linalg.norm(row)) * end for end in _by_chance(folder, changed, layer, norm_kind, tokens))
+    frame = _both_ends(run, matches)
+    stands_out = np.where(frame["kind"] == "raised", frame["logit"] > high, frame["logit"] < low)
+    frame = frame[stands_out].reset_index(drop=True)
+    frame.attrs = {"tokens": len(matches), "least": high, "most_negative": low}
+    return frame
+
+
+def _gate_rows(weights: CheckpointTensors, layer: int, neurons: NDArray[np.int64], norm_kind: str) -> NDArray[Any]:
+    """Return gate rows as they meet a residual of length 1, float32 [neurons, d_model]: with the norm's scale."""
     ends = (f".layers.{layer}.post_attention_layernorm.weight", f".layers.{layer}.final_layer_norm.weight")
     norm = weights.ending(*ends)
-    row = as_float32(gate[neuron])
+    rows = as_float32(weights.gate(layer)[neurons])
     if norm is not None:
-        row = row * (as_float32(norm) + (1.0 if norm_kind == LAYER_NORM_PLUS_ONE else 0.0))
-    row = row if norm_kind == RMS_NORM else row - row.mean()
-    matches = _products(embedding, row[:, None])[: _vocabulary_size(run, len(embedding))]
-    frame = _both_ends(run, matches[:, 0])
-    frame.attrs = {"tokens": len(matches)}
-    return frame
+        rows = rows * (as_float32(norm) + (1.0 if norm_kind == LAYER_NORM_PLUS_ONE else 0.0))
+    return rows if norm_kind == RMS_NORM else rows - rows.mean(axis=1, keepdims=True)
+
+
+@lru_cache(maxsize=64)
+def _by_chance(folder: str, changed: int, layer: int, norm_kind: str, tokens: int) -> tuple[float, float]:
+    """Return the greatest and the least match with any token that shuffled gate rows of length 1 reach, with SURE.
+
+    changed: when the weights were written last, so that others under the same name are read anew
+    """
+    weights = CheckpointTensors(Path(folder))
+    count, embedding = len(weights.gate(layer)), weights.ending("embed_tokens.weight")
+    assert embedding is not None  # `answers_to` has refused such weights
+    rows = _gate_rows(weights, layer, np.linspace(0, count - 1, min(SHUFFLED, count)).astype(np.int64), norm_kind)
+    rows = np.random.default_rng(layer).permuted(rows, axis=1)
+    rows = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)).T
+    total, most, least = np.zeros(rows.shape[1]), np.full(rows.shape[1], -np.inf), np.full(rows.shape[1], np.inf)
+    for start in range(0, tokens, AT_ONCE):
+        part = as_float32(embedding[start : min(start + AT_ONCE, tokens)]) @ rows
+        total += part.sum(axis=0)
+        most, least = np.maximum(most, part.max(axis=0)), np.minimum(least, part.min(axis=0))
+    mean = total / tokens
+    return float(np.quantile(most - mean, SURE)), float(np.quantile(least - mean, 1 - SURE))
 
 
 def _logits(

@@ -13,7 +13,7 @@ from twell.analysis.figures.neurons import rank_curve, ranks, value_bars, value_
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.analysis.neurons.coactivation import fires_with
 from twell.analysis.neurons.examples import example_pieces
-from twell.analysis.neurons.logit_lens import answers_to, written
+from twell.analysis.neurons.logit_lens import SURE, answers_to, written
 from twell.analysis.neurons.values import known, missing, sampled
 from twell.app.jobs.runner import model_of
 from twell.app.neurons.neuron_data import one_neuron
@@ -68,6 +68,12 @@ def draw_numbers(run: Run, row: dict[str, object]) -> None:
         widgets.page_link("text", label, sequence=row["first_sequence"], neuron=row["label"])
 
 
+def read_off(frame: pd.DataFrame) -> str:
+    """Return how the tokens were found, which tells what they leave out. frame: rows of `written`"""
+    norm = "the final norm and the output head" if frame.attrs["scaled"] else "the output head"
+    return f"Read off its weights through {norm}, without the layers between"
+
+
 def draw_first_written(run: Run, layer: int, neuron: int) -> None:
     """Draw in a line which tokens the neuron makes likeliest; nothing where the model's weights are not here."""
     model = model_of(run)
@@ -76,7 +82,10 @@ def draw_first_written(run: Run, layer: int, neuron: int) -> None:
     with suppress(Missing):
         frame = fetch(run, written, folder=model[0], layer=layer, neuron=neuron)
         texts = frame.loc[frame["kind"] == "raised", "text"].head(WRITTEN)
-        st.html(f'<p class="tw-said">Where it fires, it makes these likelier: {" ".join(map(token_html, texts))}</p>')
+        st.html(
+            f'<p class="tw-said">Where it fires, it makes these likelier: {" ".join(map(token_html, texts))} '
+            f'<span class="tw-note">{read_off(frame)}.</span></p>'
+        )
 
 
 def draw_rank(run: Run, row: dict[str, object]) -> None:
@@ -148,13 +157,10 @@ def draw_logits(run: Run, layer: int, neuron: int) -> None:
         if frame.attrs["gated"]
         else ""
     )
-    norm = "scaled by the final norm" if frame.attrs["scaled"] else "without a final norm"
     widgets.heading(
         title,
-        "The tokens that it makes likelier and less likely where it fires: its direct effect on the logits, the row of "
-        f"the down projection times the unembedding, {norm} but not divided by the residual's "
-        f"length; relative to the mean of {plural(frame.attrs['tokens'], 'token')}. Effects through later layers are "
-        f"not included.{sign}",
+        f"{read_off(frame)}. Logits for a product of 1, before the division by the residual's length, relative to the "
+        f"mean of {plural(frame.attrs['tokens'], 'token')}.{sign}",
         result,
         key="direct-effect-on-the-logits",
     )
@@ -167,15 +173,25 @@ def draw_answers(run: Run, layer: int, neuron: int) -> None:
     if model is None or not Path(model[0]).is_dir():
         return  # what it writes says why
     result = query(run, answers_to, folder=model[0], layer=layer, neuron=neuron)
+    frame = result.frame
+    rule = (
+        f"beyond what {100 * SURE:.0f}{SPACE}% of the layer's gate rows, shuffled, reach with any of "
+        f"{plural(frame.attrs['tokens'], 'token')}"
+    )
     widgets.heading(
         "What it answers to, by its weights",
-        "The neuron's gate row times the embedding of each token, relative to their mean: what a token brings before "
-        "any layer. It decides in layer 0; in later layers what others have added counts as well, so see the text "
-        "above for what does fire it.",
+        (
+            "The neuron's gate row times the embedding of each token, relative to their mean: what a token brings "
+            "before any layer. It decides in layer 0; in later layers what others have added counts as well, so see "
+            f"the text above for what does fire it. Only matches {rule}."
+            if len(frame)
+            else f"Nothing stands out from noise: no token's embedding matches the neuron's gate row {rule}."
+        ),
         result,
         key="answers",
     )
-    st.html(written_html(result.frame, run_name(), ("Matched best", "Matched worst")))
+    if len(frame):
+        st.html(written_html(frame, run_name(), ("Matched best", "Matched worst")))
 
 
 def draw_neighbours(run: Run, layer: int, neuron: int) -> None:

@@ -77,6 +77,8 @@ def written_html(frame: pd.DataFrame, run: str, titles: tuple[str, str] = ("Rais
     columns = []
     for kind, title in zip(("raised", "lowered"), titles, strict=True):
         lines, rows = [], frame[frame["kind"] == kind]
+        if rows.empty:  # nothing at this end stands out
+            continue
         for row, logit in zip(rows.itertuples(), aligned(rows["logit"]), strict=True):
             address = html.escape("token?" + urlencode({"run": run, "token": row.token_id}), quote=True)
             width = 100 * abs(row.logit) / largest

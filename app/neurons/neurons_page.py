@@ -35,7 +35,10 @@ from twell.workbench.run.store import Run
 
 # Columns of the list after the neuron's name; dead neurons have none of the first.
 COLUMNS_IF_FIRED = ("density", "fires", "value_max", "fires_on", "in_text", "writes", "token_text", "first_sequence")
-WRITES = " Writes: the tokens that a neuron makes likelier when it fires, read off the model's weights."
+WRITES = (
+    " Writes: the tokens that a neuron makes likelier when it fires, read off the model's weights without the layers "
+    "between."
+)
 NO_WEIGHTS = "Why they are dead cannot be told without the model's weights, which are not on this machine."
 COLUMNS_IF_DEAD = ("why", "largest", "below", "gate_norm", "down_norm")
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
+from support.page_elements import markup
 
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.logit_lens import answers_to, promoted, written
@@ -74,15 +75,31 @@ def test_weights_that_are_gone_are_told_from_others(tiny: Run, tmp_path: Path) -
     np.testing.assert_allclose(frame["gate_norm"], lengths / np.median(lengths[fires]), rtol=1e-5)
 
 
-def test_a_neuron_answers_to_the_embeddings_that_its_gate_row_matches(tiny: Run) -> None:
+def test_a_neuron_answers_to_the_embeddings_that_its_gate_row_matches_beyond_chance(tiny: Run, tmp_path: Path) -> None:
+    """One row points at a token's embedding, one away from it, one anywhere, and one has no length at all."""
     tensors = load_file(BUNDLED / "model.safetensors")
-    scale = tensors["model.layers.2.post_attention_layernorm.weight"]
-    gate = tensors["model.layers.2.mlp.gate_proj.weight"][40]
-    matches = tensors["model.embed_tokens.weight"].double() @ (gate.double() * scale.double())
-    frame = answers_to(tiny, str(BUNDLED), 2, 40)
-    assert frame["token_id"].iloc[0] == matches.argmax()
-    assert frame["token_id"].iloc[-12] == matches.argmin()
-    np.testing.assert_allclose(frame["logit"].iloc[0], matches.max() - matches.mean(), rtol=1e-4)
+    table, name = tensors["model.embed_tokens.weight"].float(), "model.layers.2.mlp.gate_proj.weight"
+    scale = tensors["model.layers.2.post_attention_layernorm.weight"].float()
+    table -= table.mean(dim=0)
+    gate = tensors[name].float()
+    gate[40], gate[41] = table[1234] / scale, -table[1234] / scale
+    gate[42], gate[43] = torch.randn(256, generator=torch.manual_seed(1)), 0.0
+    save_file(tensors | {name: gate}, tmp_path / "model.safetensors")
+    matches = table @ (gate * scale).T
+    told = [answers_to(tiny, str(tmp_path), 2, neuron) for neuron in (40, 41, 42, 43)]
+    order = matches[:, 40].argsort(descending=True)
+    raised = told[0][told[0]["kind"] == "raised"]
+    assert raised["token_id"].tolist() == order[: len(raised)].tolist() and raised["token_id"].iloc[0] == 1234
+    np.testing.assert_allclose(raised["logit"], matches[order[: len(raised)], 40], rtol=1e-4)
+    assert told[1].loc[told[1]["kind"] == "lowered", "token_id"].iloc[0] == 1234
+    assert told[2].empty and told[3].empty, "nothing stands out from noise"
+    shuffled = np.random.default_rng(99).permuted((gate * scale)[torch.arange(768) != 43].numpy(), axis=1)
+    strongest = (table.numpy() @ (shuffled / np.linalg.norm(shuffled, axis=1, keepdims=True)).T).max(axis=0)
+    least = told[0].attrs["least"] / float((gate * scale)[40].norm())
+    assert np.quantile(strongest, 0.97) < least <= strongest.max(), "of the layer's rows, shuffled otherwise"
+    assert (raised["logit"] > told[0].attrs["least"]).all()
+    if len(raised) < 12:
+        assert matches[order[len(raised)], 40] <= told[0].attrs["least"], "none that passes is left out"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -133,7 +150,14 @@ def test_the_page_shows_values_and_what_the_neuron_writes(show: Show, runs: Path
     test = show(tiny.path.parent, "neuron", run="tiny", neuron="L1/N3")
     assert not test.exception
     html = "\n".join(str(element.proto.body) for element in test.get("html"))
-    assert html.count('class="tw-logit raised"') == 24
+    answers = answers_to(tiny, str(BUNDLED), 1, 3)
+    assert html.count('class="tw-logit raised"') == 12 + (answers["kind"] == "raised").sum()
+    assert html.count("without the layers between") == 2, "beside either list of what it writes"
+    assert ("Nothing stands out from noise: no token" in html) == answers.empty
     assert "by value; two bars to a doubling" in html
+    (only,) = set(answers_to(tiny, str(BUNDLED), 0, 200)["kind"])
+    html = markup(show(tiny.path.parent, "neuron", run="tiny", neuron="L0/N200"))
+    assert only == "raised" and "Matched best" in html and "Matched worst" not in html, "no column without a token"
+    assert "Only matches beyond what 99" in html and "stands out from noise" not in html
     away = show(runs, "neuron", run="made", neuron="L1/N3")
     assert "not on this machine" in " ".join(info.value for info in away.info).replace("\\", "")
