@@ -40,6 +40,14 @@ TESTS = {
     "compact/": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", f"not worst and not repeated and {ONE_WAY}"),
     "activation.cuh": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", ONE_WAY),
     "mid_rows/": (f"{HOPPER}/test_mid_rows.py", f"{HOPPER}/test_activations.py", "-k", "narrow or edges"),
+    "keep.cuh": (
+        f"{HOPPER}/test_training.py",
+        f"{HOPPER}/test_training_more.py",
+        f"{HOPPER}/test_training_compact.py",
+        OPTIONS,
+        "-k",
+        f"(not compact or first_rows) and {ONE_WAY}",
+    ),
     "bias_sums": (OPTIONS, "-k", f"not repeated and {ONE_WAY}"),
     "": (f"{HOPPER}/test_training.py", f"{HOPPER}/test_training_more.py", OPTIONS, "-k", f"not compact and {ONE_WAY}"),
 }

@@ -28,7 +28,6 @@ MUTANTS = [
         ("slot + 1", "slot"),
         ("others += cta == rank ? all : 0;", None),
         ("first + sum <= k.capacity", "first + sum < k.capacity"),
-        ("(k.rows) > k.capacity * rows", "(k.rows) >= k.capacity * rows"),
         ("fired += f.nnz[row]", "fired += 2 * f.nnz[row]"),
         ("atomicMax(k.used, k.capacity + 1)", "atomicMax(k.used, k.capacity)"),
         ("*listed > kListed", "*listed > 2 * kListed"),
