@@ -47,7 +47,7 @@ def counted(summaries: Summaries, flagged: bool = False) -> dict[str, NDArray]:
     used = slice(None) if flagged else ~rows["flagged"]
     layer, nnz, tokens = (rows[name][used] for name in ("layer", "nnz", "tokens"))
     if not len(layer) or (rows["flagged"].all() and is_nowhere_finite(summaries.run)):
-        raise no_counted_token(summaries.run)
+        raise no_counted_token(summaries.run, takes_flagged=True)
     if flagged:  # a count may have two rows: one for flagged tokens, one for the others
         size = int(nnz.max()) + 1
         both, index = np.unique((layer + np.int64(1)) * size + nnz, return_inverse=True)

@@ -102,7 +102,7 @@ def _position_totals(summaries: Summaries, flagged: bool, total: bool = False) -
     """
     rows = summaries.columns("positions", "layer", "flagged", "position", *SUMS, *CLUSTER_SUMS)
     if rows["flagged"].all() and (not flagged or is_nowhere_finite(summaries.run)):
-        raise no_counted_token(summaries.run)
+        raise no_counted_token(summaries.run, takes_flagged=True)
     selected = np.flatnonzero(((rows["layer"] < 0) == total) & (flagged | ~rows["flagged"]))
     size = summaries.run.layers + 1
     key = rows["position"][selected].astype(np.int64) * size + rows["layer"][selected]

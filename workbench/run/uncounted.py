@@ -15,8 +15,11 @@ from twell.workbench.run.schema import FLAG_NOT_FINITE
 from twell.workbench.run.store import Run
 
 
-def no_counted_token(run: Run) -> Missing:
-    """Return the error for a run whose tokens all have a flag: one sentence with the flags and what to do."""
+def no_counted_token(run: Run, takes_flagged: bool = False) -> Missing:
+    """Return the error for a run whose tokens all have a flag: one sentence with the flags and what to do.
+
+    takes_flagged: whether the caller's `flagged` shows such tokens
+    """
     nonfinite = _count(run, lambda flags: flags & FLAG_NOT_FINITE != 0)
     if nonfinite:
         finite = run.manifest.tokens - nonfinite
@@ -28,7 +31,8 @@ def no_counted_token(run: Run) -> Missing:
         )
     return Missing(
         f"{run.name} holds no unflagged token, and so no sparsity: each of its {run.manifest.tokens:,} tokens is "
-        "special or the first of its sequence; capture longer texts, in longer sequences."
+        f"special or the first of its sequence; {'ask for flagged=True to see those it holds, or ' * takes_flagged}"
+        "capture longer texts, in longer sequences."
     )
 
 

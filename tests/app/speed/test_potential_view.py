@@ -98,11 +98,11 @@ def test_the_whole_pass_stands_beside_the_ffn_speedup(show: Callable[..., AppTes
     kernels = show(timed.path.parent, "kernels", run="timed")
     assert not kernels.exception
     said = " ".join(element.value for element in kernels.markdown).replace("\u202f", " ")
-    assert "; the whole pass 1.67 × (2 batches, too few for an interval; more text, captured with --tim" in said
+    assert "; the whole pass 1.67 × (2 batches, too few for an interval; a capture of more text" in said
     page = show(timed.path.parent, run="timed")
     overview = markup(page).replace("\u202f", " ")
     assert "a whole pass 1.67 × as fast, in 2 timed batches, too few to tell how much that varies." in overview
-    assert "The whole pass 1.67 × (2 batches, too few for an interval; more text, captured with --t" in overview
+    assert "The whole pass 1.67 × (2 batches, too few for an interval; a capture of more text" in overview
     numbers = overview_of(timed)
     unsure = numbers["speedup_turns"] < 2 or numbers["speedup_low"] <= 1 <= numbers["speedup_high"]
     few = "These timings are too few to tell one layer from another; as they stand, layer 3" if unsure else "Layer 3"

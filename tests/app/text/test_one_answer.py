@@ -95,7 +95,7 @@ def test_a_layer_alone(recorded: Run) -> None:
     ("given", "message"),
     [
         ({"text": " \n"}, "Expected some words"),
-        ({"text": "words", "generate": -1}, "Expected --generate of at least 0"),
+        ({"text": "words", "generate": -1}, "Expected generate= of at least 0"),
     ],
 )
 def test_what_cannot_be_read_is_refused_before_a_model_is_loaded(given: dict[str, object], message: str) -> None:

@@ -163,7 +163,7 @@ def test_code_makes_what_data_holds(
     assert [key for key, *_ in opened] == there
     for key, data, code in opened:
         assert data is not None, key
-        assert len(data), key
+        assert len(data) or key == "answers", key  # L1/N3 answers to nothing that stands out
         pd.testing.assert_frame_equal(
             notebook(code).reset_index(drop=True), data, check_dtype=False, check_column_type=False, obj=key
         )
