@@ -22,6 +22,7 @@ from support import synthetic_runs
 from twell.analysis import ensure
 from twell.analysis.exports.documents import cells
 from twell.workbench.errors import Missing
+from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run, copy_without_activity, open_run
 
 TOKENS = int(os.environ.get("MADE_TOKENS", "5600"))
@@ -123,3 +124,21 @@ def scored(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         z=((rows[layers] - plain.mean()) / plain.std(ddof=0)).mean(axis=1), nnz=rows[layers].mean(axis=1)
     )
+
+
+@pytest.fixture(scope="session")
+def sparser(run: Run, made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """As the made run, the same text, but layers 0 to 2 fire four fifths of it and layer 3 the same."""
+
+    def change(columns):
+        rng = np.random.default_rng(2)
+        for name in nnz_columns(3):
+            columns[name] = rng.binomial(columns[name], 0.8).astype(np.uint16)
+        return columns
+
+    return made.make(tmp_path_factory.mktemp("other") / "sparser", change=change, sequences=run.manifest.sequences)
+
+
+@pytest.fixture(scope="session")
+def other_text(made: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return made.make(tmp_path_factory.mktemp("text") / "other", seed=5, sequences=90)

@@ -88,3 +88,10 @@ def kept(nnz: pd.Series, class_of: Callable[[float], float], loss: pd.Series) ->
         within = np.mean(sizes**2 * (1 if alike is None else 1 - 1 / values.map(alike).to_numpy(float) ** 2)) / 12
         shares.append(ranks.var() / (ranks.var() + within) if ranks.var() > 0 else 1.0)
     return float(np.sqrt(np.prod(shares)))
+
+
+def jackknife(values: np.ndarray, groups: np.ndarray) -> float:
+    """Return the standard error of a mean by its definition: without each group once."""
+    kept = [values[groups != group].mean() for group in np.unique(groups)]
+    r = len(kept)
+    return float(np.sqrt((r - 1) / r * np.sum((np.array(kept) - values.mean()) ** 2)))
