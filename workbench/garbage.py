@@ -10,11 +10,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-AFTER = (
-    50_000,
-    20,
-    100,
-)  # objects made, then looks at younger ones, between two looks; Python's 700 are for small programs
+# Objects made, and looks at younger ones, between two looks; Python's 700 are for small programs.
+AFTER = 50_000, 20, 100
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from twell.workbench.ablations.options import AblateOptions, PruneOptions, refus
 from twell.workbench.ablations.spelled import parse
 from twell.workbench.bench.options import BenchOptions, refuse_options
 from twell.workbench.option_fields import check_bounds
-from twell.workbench.options import CaptureOptions, TextOptions, TrainOptions, VerifyOptions
+from twell.workbench.options import CaptureOptions, TrainOptions, VerifyOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import open_run, refuse_existing
 from twell.workbench.text.sources import open_sources
@@ -30,7 +30,6 @@ def refuse(options: Any) -> None:
     check = CHECKS.get(type(options))
     if check is not None:
         check(options)
-    if check is not None and not isinstance(options, TextOptions):  # whose text is words
         open_sources(getattr(options, "text", ()))
 
 

@@ -26,8 +26,9 @@ PASSAGES, TOKENS = 3, 2048  # that the model reads at most, the first passage in
 def draw_fired(
     run: Run, noun: str, find: Callable[..., pd.DataFrame], places: Callable[..., pd.DataFrame], **of: Any
 ) -> None:
-    """Draw the neurons that a word or a token fires, first those that it fires more
-    often than other text does. Raises Missing where none can be told.
+    """Draw the neurons that a word or a token fires, first those that it fires more often than other text does.
+
+    Raises Missing where none can be told.
 
     Args:
         run: the run.

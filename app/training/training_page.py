@@ -99,8 +99,8 @@ def maps(run: Run) -> None:
     widgets.draw(built_once(layer_map, layers, "nnz", run.d_ff), "nnz-map", "nnz by layer and step", wide=True)
     widgets.heading(
         "Silent neurons by layer and step",
-        "Share of each layer's neurons that fired on none of the tokens since the row before. A neuron that is silent "
-        "for a while may fire again.",
+        "Share of each layer's neurons that fired on none of the tokens since the row before"
+        f"{_together(rows)}. A neuron that is silent for a while may fire again.",
         query(run, analysis.training_layers),
     )
     widgets.draw(

@@ -8,8 +8,9 @@
 // their own.
 //
 // A block whose values no longer fit is left out. One that fires much asks before they are listed, as that takes longer
-// than all else here: whether the rows so far are such that all will fit, since some are of no use. If a block was left out, the backward pass repeats gate, plan, up and `keep`, with memory for all values, each block's at a place of
-// its own; else it copies what was kept there.
+// than all else here: whether the rows so far are such that all will fit, since some are of no use. If a block was left
+// out, the backward pass repeats gate, plan, up and `keep`, with memory for all values, each block's at a place of its own;
+// else it copies what was kept there.
 #pragma once
 
 #include "common/bits.cuh"

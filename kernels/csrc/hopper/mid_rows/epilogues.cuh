@@ -101,8 +101,8 @@ __device__ __forceinline__ GateMarks<kN> stage_tiled_gate(float (&d)[kN / 2], bo
 }
 
 // Marks in `s`, which has `broken` and mark(), what fires and which rows are not finite; counts what each row fires.
-template <int kN, typename Shared>
-__device__ __forceinline__ void mark_tiled_gate(const GateMarks<kN>& marks, Shared& s, const Ffn& f, const Consumer& c, int first, int rows,
+template <int kN, typename Marked>
+__device__ __forceinline__ void mark_tiled_gate(const GateMarks<kN>& marks, Marked& s, const Ffn& f, const Consumer& c, int first, int rows,
                                                 uint16_t* counts) {
   const int quad = c.lane & 3;
 #pragma unroll

@@ -49,21 +49,18 @@ void launch_persistent_gate(const Ffn& f, cudaStream_t stream) {
   launch_overlapping(persistent_gate<TWELL_T>, 2 * clusters, kThreads, kSharedBytes, 2, stream, x, w, hidden_map<TWELL_T>(f, kTileN), f, tiles);
 }
 
-// Whether there was room for a ring beside the list of a union.
-bool launch_persistent_down(const Ffn& f, int* nnz, cudaStream_t stream) {
-  bool done = false;
+// Throws as `launch_tiled_down` does if d_ff leaves no room for a ring beside the list of a union.
+void launch_persistent_down(const Ffn& f, int* nnz, cudaStream_t stream) {
   by_shape<kPersistentOutputs>(choose_persistent_outputs(f, multiprocessors()), [&]<int kOut>() {
     using Down = PersistentDown<kOut>;
     const int stages = Down::stages(f.d_ff), tiles = choose_cta_tile(f, multiprocessors()).columns(f);
-    if (stages < Down::kLeastStages) return;
+    if (stages < Down::kLeastStages) throw std::runtime_error("down: d_ff of " + std::to_string(f.d_ff) + " leaves no room for stages");
     const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
     const auto h = tensor_map<TWELL_T>(f.hidden, f.blocks * f.panels * kPanelColumns, kBlockRows, kTileK);
     const int tasks = (f.d_model + kOut - 1) / kOut * f.blocks;
     launch_overlapping(persistent_down<TWELL_T, kOut>, std::min(multiprocessors(), tasks), kThreads,
                        stages * Down::kStageBytes + Down::kStagingBytes + Down::list_bytes(f.d_ff), 1, stream, w, h, f, nnz, tiles, stages);
-    done = true;
   });
-  return done;
 }
 
 }  // namespace
@@ -92,7 +89,7 @@ void launch_tiled_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream
 
 template <>
 void launch_tiled_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
-  if (persists(f) && launch_persistent_down(f, nnz, stream)) return;
+  if (persists(f)) return launch_persistent_down(f, nnz, stream);
   const CtaTile tile = choose_cta_tile(f, multiprocessors());
   const int tiles = tile.columns(f), block_rows = std::min(tile.taken(f), kBlockRows);
   by_shape<kDownShapes>(choose_down_shape(f, down_clusters()), [&]<DownShape kOutputs>() {

@@ -1,5 +1,5 @@
-// The gate product of many rows of a plain FFN of few inputs, in place of `tiled_gate_up`: there, what surrounds the
-// short products of a CTA takes as long as they do. These CTAs stay, and take one tile of 128 rows x 256 neurons after
+// The gate product of many rows of a plain FFN, in place of `tiled_gate_up`: there, what surrounds the products of a CTA
+// takes as long as they do where inputs are few. These CTAs stay, and take one tile of 128 rows x 256 neurons after
 // the other: the stages of the next tile are filled during a tile's epilogue. A cluster of two has the same neurons of two
 // blocks, and each CTA fetches half of the weights for both.
 //
@@ -26,6 +26,9 @@ struct PersistentMarks {
     return all;
   }
 };
+
+// Registers of a thread: the producers do no more than request copies, and the epilogue needs many.
+constexpr int kGateProducerRegisters = 40, kGateConsumerRegisters = 232;
 
 // The tiles of this cluster: one in `clusters` from `first` on, of the pairs of blocks in turn all their neurons.
 struct PersistentTasks {
@@ -112,13 +115,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const PersistentTasks tasks(f, tiles);
   const int steps = (f.d_model + kTileK - 1) / kTileK;
   if (group == 2) {
-    registers_down<40>();
+    registers_down<kGateProducerRegisters>();
     Ring ring;
     ring.phase = 1;  // every stage is free at first
     for (int task = tasks.first; warp == 0 && task < tasks.total; task += tasks.clusters)
       load_steps(s, ring, x_map, w_map, tasks.block(task, rank) * kTileM, kTileM, tasks.tile(task), rank, steps, lane);
   } else {
-    registers_up<232>();
+    registers_up<kGateConsumerRegisters>();
     consume_persistent<T>(h_map, f, s, marks, tasks, rank, steps, {group, warp, lane});
   }
   cluster_sync();  // no CTA ends while the other may still write to it

@@ -39,8 +39,8 @@ constexpr CtaTile kCtaTiles[] = {{128, 48},  {128, 64},  {128, 96},  {128, 112},
 // `width` columns at four columns a cycle, whichever is longer.
 inline int step_cycles(int incoming, int rate, int width) { return std::max(incoming * kTileK * 2 / rate, 4 * width); }
 
-// Whether a plain FFN has so many tiles of `persistent_gate` that its CTAs take several each. More blocks than that are
-// of 128 rows, all but the last.
+// Whether a plain FFN has so many tiles that the CTAs of `persistent_gate` take several each. With up to kUnevenBlocks
+// blocks all have one size, which may be less than 128 rows; with more, all but the last have 128.
 inline bool persists(const Ffn& f) {
   constexpr int kFewTiles = 352, kUnevenBlocks = 8;
   return f.w_up == nullptr && f.blocks > kUnevenBlocks && static_cast<int64_t>(f.blocks) * f.tiles > kFewTiles;
