@@ -139,6 +139,9 @@ MUTANTS = [
         ("15 - at % 16", "14 - at % 16"),
         ("c.lane == w ? any : fires", "any"),
         ("count += __shfl_xor_sync(~0u, count, 2)", "count += 0"),
+        ("own == kN && takes_all(fired, real)", "takes_all(fired, real)"),
+        ("first_bits(real - 32 * (group / 2))", "~0u"),
+        ("h & whole_halves(fired)", "h"),
         folder=MID_ROWS,
     ),
     *_of(
@@ -149,6 +152,7 @@ MUTANTS = [
         ("first / 32 + word < words", "true"),
         ("neuron < d_ff ? static_cast<float>(biases[neuron]) : 0.f", "static_cast<float>(biases[0])"),
         ("tma_store_3d(&h_map, panel, 64 * c.group, first, block)", "tma_store_3d(&h_map, panel, 0, first, block)"),
+        ("first_bits(real - 32 * word)", "~0u"),
         folder=MID_ROWS,
     ),
     *_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -109,7 +110,7 @@ def test_rows_that_one_tile_breaks_in_plain_narrow_calls() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [64, 100, 190, 250, 500, 700, 1000, 1100])
+@pytest.mark.parametrize("n", [64, 100, 190, 250, 500, 700, 1000, 1100, 3000])
 def test_every_density_in_one_call(n: int) -> None:
     """From neurons that none fires to neurons that all do: each way that a CTA takes its up product, side by side."""
     for options in ({"bias": True}, {"gated": False}, {"probes": "neurons", "layout": Layout(), "want_packed": True}):
@@ -119,6 +120,20 @@ def test_every_density_in_one_call(n: int) -> None:
         assert_same(got, reference.run(one), (n, options))
         unions = (one.x[:128].float() @ one.w_gate.float().t() > 0).any(0).view(-1, 64).sum(1)
         assert int(unions.min()) == 0 and int(unions.max()) == 64 and len(unions.unique()) > 10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "d_ff"), [(70, 1000), (200, 1000), (1000, 5640), (8197, 3080)], ids=str)
+def test_nothing_is_read_past_the_last_neuron(n: int, d_ff: int) -> None:
+    """Where nearly all of a tile fires, all of it is taken: of the last tile, what there is."""
+    for gated in (False, True):
+        one = call(n, 256, d_ff, 19, gated=gated)
+        behind = torch.full((d_ff + 64, 256), float("nan"), dtype=one.x.dtype, device=CUDA)
+        behind[:d_ff] = one.w_down.t()
+        got = hopper.run(replace(one, w_down=behind[:d_ff].t()))
+        assert_same(got, reference.run(one), (n, gated))
+        fired = (one.x[:100].float() @ one.w_gate.float().t() > 0).any(0)
+        assert 7 / 8 < fired.float().mean() < 1
 
 
 @pytest.mark.gpu

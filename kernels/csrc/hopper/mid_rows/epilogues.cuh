@@ -100,6 +100,13 @@ __device__ __forceinline__ GateMarks<kN> stage_tiled_gate(float (&d)[kN / 2], bo
   return marks;
 }
 
+// Whether `down` is to take all neurons of a tile of which the product is made whole and a block fires `fired`: an eighth
+// that does not fire, whose hidden state is 0, costs no more than copying the others one by one.
+__device__ __forceinline__ bool takes_all(int fired, int real) { return 8 * fired >= 7 * real; }
+
+// The first `count` bits.
+__device__ __forceinline__ uint32_t first_bits(int count) { return count >= 32 ? ~0u : count <= 0 ? 0u : (1u << count) - 1; }
+
 // Marks in `s`, which has `broken` and mark(), what fires and which rows are not finite; counts what each row fires.
 template <int kN, typename Marked>
 __device__ __forceinline__ void mark_tiled_gate(const GateMarks<kN>& marks, Marked& s, const Ffn& f, const Consumer& c, int first, int rows,
@@ -124,8 +131,7 @@ __device__ __forceinline__ void mark_tiled_gate(const GateMarks<kN>& marks, Mark
     const uint32_t any = __reduce_or_sync(~0u, spread << 2 * quad);
     fires = c.lane == w ? any : fires;
   }
-  const int left = f.d_ff - first - 32 * c.lane;
-  s.mark(c, left >= 32 ? fires : left <= 0 ? 0u : fires & ((1u << left) - 1));
+  s.mark(c, fires & first_bits(f.d_ff - first - 32 * c.lane));
 }
 
 // Writes the values of 64 rows, dense, to `spill`; each warp writes its own, through rows of kN + 8 at `rows`. m0,
@@ -177,7 +183,11 @@ __device__ __forceinline__ void list_fired(TiledShared<kN, kRows>& s, const Ffn&
   if (thread == 0 && meet) send_remote(&s.other, &s.decided, own, cluster_rank() ^ 1);
   const int b = thread / 32, group = thread % 32;  // of 16 neurons
   if (b < Space::kBlocks && block0 + b < f.blocks && group < kN / 16 && first / 16 + group < f.panels * (kPanelColumns / 16)) {
-    TiledMarks(f, block0 + b, tile_columns()).fired[first / 16 + group] = s.fires[b][group / 2] >> 16 * (group % 2) & 0xffff;
+    int fired = 0;  // of this block
+#pragma unroll
+    for (int w = 0; w < Space::kWords; ++w) fired += __popc(s.fires[b][w]);
+    const uint32_t word = own == kN && takes_all(fired, real) ? first_bits(real - 32 * (group / 2)) : s.fires[b][group / 2];
+    TiledMarks(f, block0 + b, tile_columns()).fired[first / 16 + group] = word >> 16 * (group % 2) & 0xffff;
   }
   if (meet) barrier_wait(&s.decided, 0);
   const int width = meet ? max(own, s.other) : own;  // both rings of a pair have the same width
