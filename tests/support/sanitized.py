@@ -81,6 +81,7 @@ def middle() -> Iterator[FFNParams]:
     are left out, as they need unions of over 16 384 neurons."""
     for n, d_model, d_ff in ON_132:
         yield make(n, d_model, d_ff, round(1.9 * d_model**0.5))
+    yield make(2000, 72, 1400, 11)  # nearly all fires, and tiles are taken whole
     yield make(300, 64, 264, 9, **PLAIN)
     yield make(300, 64, 264, 9, **COUNTS)
     yield make(8, 64, 12_800, 9)
