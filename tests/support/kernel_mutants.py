@@ -39,7 +39,12 @@ TESTS = {
     "at_once": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", f"once and {ONE_WAY}"),
     "compact/": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", f"not worst and not repeated and {ONE_WAY}"),
     "activation.cuh": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", ONE_WAY),
-    "mid_rows/": (f"{HOPPER}/test_mid_rows.py", f"{HOPPER}/test_activations.py", "-k", "narrow or edges"),
+    "mid_rows/": (
+        f"{HOPPER}/test_mid_rows.py",
+        f"{HOPPER}/test_activations.py",
+        "-k",
+        "narrow or edges or density or past_the_last",
+    ),
     "keep.cuh": (
         f"{HOPPER}/test_training.py",
         f"{HOPPER}/test_training_more.py",
