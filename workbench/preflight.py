@@ -21,7 +21,7 @@ from twell.workbench.options import CaptureOptions, TrainOptions, VerifyOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import open_run, refuse_existing
 from twell.workbench.text.sources import open_sources
-from twell.workbench.training.recipes import load_recipe
+from twell.workbench.training.recipes import recipe_of
 
 
 def refuse(options: Any) -> None:
@@ -54,15 +54,11 @@ def _verify(options: VerifyOptions) -> None:
     open_run(options.run)
 
 
-def _train(options: TrainOptions) -> None:
-    load_recipe(options.config)
-
-
-CHECKS: dict[type, Callable[[Any], None]] = {
+CHECKS: dict[type, Callable[[Any], object]] = {
     AblateOptions: _ablate,
     BenchOptions: refuse_options,
     CaptureOptions: _capture,
     PruneOptions: _prune,
-    TrainOptions: _train,
+    TrainOptions: recipe_of,
     VerifyOptions: _verify,
 }

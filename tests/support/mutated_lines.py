@@ -152,7 +152,6 @@ MUTANTS = [
         ("first / 32 + word < words", "true"),
         ("neuron < d_ff ? static_cast<float>(biases[neuron]) : 0.f", "static_cast<float>(biases[0])"),
         ("tma_store_3d(&h_map, panel, 64 * c.group, first, block)", "tma_store_3d(&h_map, panel, 0, first, block)"),
-        ("first_bits(real - 32 * word)", "~0u"),
         folder=MID_ROWS,
     ),
     *_of(

@@ -28,6 +28,7 @@ def test_wrong_options_are_refused_without_torch(tiny: Path, tmp_path: Path, tex
     """Numbers, names, folders and contradictions of each command that has a model; a number for each sentence."""
     run = str(run_capture(tiny, tmp_path / "run", texts[:1]).path)
     new = ["--out", str(tmp_path / "new")]
+    train = ["train", "--text", texts[0], *new, "--config"]
     cases = (
         (["capture", "m", "--text", texts[0], *new, "--tokens", "0"], "--tokens of at least 1, got 0"),
         (["capture", "m", "--text", "gone.txt", *new], "Expected a text file at gone.txt, got nothing there"),
@@ -42,7 +43,9 @@ def test_wrong_options_are_refused_without_torch(tiny: Path, tmp_path: Path, tex
         (["prune", "m", "gone", *new], "Expected a run in gone"),
         (["prune", "m", run, "--out", run], "already holds a run"),
         (["verify", "gone"], "Expected a run in gone"),
-        (["train", "--config", "foo", "--text", texts[0], *new], "Expected a recipe"),
+        ([*train, "foo"], "Expected a recipe"),
+        ([*train, "demo", "--holdout", "1"], "--holdout between 0 and 1"),
+        ([*train, "demo", "--teacher", "m"], "Expected --from beside --teacher m"),
         (["text", "words", "--generate", "-1"], "--generate of at least 0, got -1"),
     )
     program = [sys.executable, "-c", PROGRAM, json.dumps([arguments for arguments, _ in cases])]

@@ -31,7 +31,7 @@ from twell.workbench.training.folder import TrainingFolder, difference, writing
 from twell.workbench.training.log import new_manifest
 from twell.workbench.training.loop import TrainingLoop
 from twell.workbench.training.ranks import TrainingRanks, gathered
-from twell.workbench.training.recipes import Recipe, from_dict, load_recipe
+from twell.workbench.training.recipes import Recipe, from_dict, recipe_of
 from twell.workbench.training.sparse_llama import as_transformers, evaluate
 
 
@@ -44,16 +44,11 @@ def train(options: TrainOptions) -> Path:
 
 
 def _train(options: TrainOptions, ranks: TrainingRanks) -> None:
-    names = ("tokens", "steps", "minutes", "l1", "rate", "rows", "seed")
-    recipe = load_recipe(options.config).override(**{name: getattr(options, name) for name in names})
-    if not 0 < options.holdout < 1:
-        raise UserError(f"Expected --holdout between 0 and 1, a share of the text, got {options.holdout}.")
+    recipe = recipe_of(options)
     ranks.share_rows(recipe.rows, recipe.micro_batches)
     ranks.join(options.device)
     device = pick_device(options.device)
     start = teacher = None
-    if options.teacher is not None and options.from_ is None:
-        raise UserError(f"Expected --from beside --teacher {options.teacher}, got none: name the model to go on from.")
     if options.from_ is not None:
         start = read_pretrained(options.from_, recipe.seq_len, tuple(ACTIVATIONS))
         recipe = recipe.override(**start.recipe_fields())

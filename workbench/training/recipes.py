@@ -15,9 +15,12 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twell.workbench.errors import UserError
+
+if TYPE_CHECKING:
+    from twell.workbench.options import TrainOptions
 
 # What numbers may be, in words, and the fields of which it holds; a length that is not given is None.
 BOUNDS: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
@@ -171,6 +174,17 @@ def load_recipe(name_or_file: str) -> Recipe:
     except (OSError, ValueError) as error:
         raise UserError(f"The recipe {path} could not be read ({error}); correct the file.") from error
     return from_dict({"name": path.stem, **values}, str(path))
+
+
+def recipe_of(options: TrainOptions) -> Recipe:
+    """Return the recipe that options name and change. Raises UserError for options that no training would take."""
+    names = ("tokens", "steps", "minutes", "l1", "rate", "rows", "seed")
+    recipe = load_recipe(options.config).override(**{name: getattr(options, name) for name in names})
+    if not 0 < options.holdout < 1:
+        raise UserError(f"Expected --holdout between 0 and 1, a share of the text, got {options.holdout}.")
+    if options.teacher is not None and options.from_ is None:
+        raise UserError(f"Expected --from beside --teacher {options.teacher}, got none: name the model to go on from.")
+    return recipe
 
 
 # The types that Recipe's fields are declared with, and what JSON and TOML give for them.

@@ -100,13 +100,6 @@ __device__ __forceinline__ GateMarks<kN> stage_tiled_gate(float (&d)[kN / 2], bo
   return marks;
 }
 
-// Whether `down` is to take all neurons of a tile of which the product is made whole and a block fires `fired`: an eighth
-// that does not fire, whose hidden state is 0, costs no more than copying the others one by one.
-__device__ __forceinline__ bool takes_all(int fired, int real) { return 8 * fired >= 7 * real; }
-
-// The first `count` bits.
-__device__ __forceinline__ uint32_t first_bits(int count) { return count >= 32 ? ~0u : count <= 0 ? 0u : (1u << count) - 1; }
-
 // Marks in `s`, which has `broken` and mark(), what fires and which rows are not finite; counts what each row fires.
 template <int kN, typename Marked>
 __device__ __forceinline__ void mark_tiled_gate(const GateMarks<kN>& marks, Marked& s, const Ffn& f, const Consumer& c, int first, int rows,
@@ -131,7 +124,8 @@ __device__ __forceinline__ void mark_tiled_gate(const GateMarks<kN>& marks, Mark
     const uint32_t any = __reduce_or_sync(~0u, spread << 2 * quad);
     fires = c.lane == w ? any : fires;
   }
-  s.mark(c, fires & first_bits(f.d_ff - first - 32 * c.lane));
+  const int left = f.d_ff - first - 32 * c.lane;
+  s.mark(c, left >= 32 ? fires : left <= 0 ? 0u : fires & ((1u << left) - 1));
 }
 
 // Writes the values of 64 rows, dense, to `spill`; each warp writes its own, through rows of kN + 8 at `rows`. m0,
@@ -158,6 +152,13 @@ __device__ __forceinline__ void spill_tiled_gate(unsigned char* panel, uint16_t*
     tile[at ^ ((m0 + row) & 7)] = *reinterpret_cast<const uint4*>(rows + row * (kN + 8) + 8 * chunk);
   }
 }
+
+// Whether `down` is to take all neurons of a tile of which the product is made whole and a block fires `fired`: an eighth
+// that does not fire, whose hidden state is 0, costs no more than copying the others one by one.
+__device__ __forceinline__ bool takes_all(int fired, int real) { return 8 * fired >= 7 * real; }
+
+// The first `count` bits.
+__device__ __forceinline__ uint32_t first_bits(int count) { return count >= 32 ? ~0u : count <= 0 ? 0u : (1u << count) - 1; }
 
 // Lists what fired, marks it for `down` and for the other CTA of the pair, and moves the values of few neurons to
 // panels of their own; by the consumers. first: of the tile.

@@ -67,11 +67,7 @@ __device__ __forceinline__ void finish_persistent(const CUtensorMap& h_map, cons
   if (c.leads()) tma_store_3d(&h_map, panel, 64 * c.group, first, block), bulk_commit();
   const int words = f.panels * (kPanelColumns / 32), word = threadIdx.x;  // 32 neurons each
   if (word < PersistentMarks::kWords) {
-    const int real = f.d_ff - first;
-    const uint32_t mine = marks.fired(word);
-    const int fired = __reduce_add_sync((1u << PersistentMarks::kWords) - 1, __popc(mine));
-    if (first / 32 + word < words)
-      reinterpret_cast<uint32_t*>(to.fired)[first / 32 + word] = takes_all(fired, min(real, kTileN)) ? first_bits(real - 32 * word) : mine;
+    if (first / 32 + word < words) reinterpret_cast<uint32_t*>(to.fired)[first / 32 + word] = marks.fired(word);
   } else if (const int quarter = word - PersistentMarks::kWords; quarter < kTileM / 32) {
     to.broken[tile * (kTileM / 32) + quarter] = marks.broken[quarter];
     marks.broken[quarter] = 0;
