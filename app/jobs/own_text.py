@@ -14,14 +14,13 @@ from twell.app.jobs.worker import save_reading
 from twell.app.ui import widgets
 from twell.app.ui.formatting import whole
 from twell.app.ui.run_catalog import runs_folder
-from twell.app.ui.url_state import link, open_page, parameter, sync_url
+from twell.app.ui.url_state import link, open_page, parameter, url_param
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
 
 LONGEST = 20_000  # characters of own text
 MOST_GENERATED = 256  # tokens
 FROM_LINE = ("own", "sequence", "position", "from", "write")  # parameters of the address that a new text replaces
-OFFERED = "own-offered"  # in the session: whether a page has just drawn `own_text_link`
 
 
 def own_text_link(run: Run) -> str:
@@ -29,16 +28,13 @@ def own_text_link(run: Run) -> str:
     hand."""
     if model_request(run) is None:
         return ""
-    st.session_state[OFFERED] = True
-    return f'<a class="tw-chip" href="{link("text", write=1)}">Try your own text →</a>'
+    return f'<a class="tw-chip" href="{link("text", write=True)}">Try your own text →</a>'
 
 
 def own_text_button(run: Run) -> None:
-    """Draw the button under which the user writes a text, which the run's model then reads."""
-    key = f"own-{st.session_state.get('own_texts', 0)}"
-    if parameter("write") and st.session_state.pop(OFFERED, False):
-        st.session_state[key] = True  # once, as it may be closed again
-    with st.popover("Your own text", key=key, on_change=sync_url) as popover:
+    """Draw the button under which the user writes a text, which the run's model then reads; the address says whether
+    the field is open."""
+    with st.popover("Your own text", **url_param("write", False, {"True": True}.get)) as popover:
         request = model_request(run)
         if request is None:
             note_model_missing()
@@ -85,7 +81,6 @@ def _submit(request: dict[str, Any], text: str, generate: int, temperature: floa
     except UserError as error:
         st.warning(widgets.escape_markdown(str(error)))
         return
-    st.session_state["own_texts"] = st.session_state.get("own_texts", 0) + 1  # closes the popover
     kept = {name: value for name, value in st.query_params.items() if name not in FROM_LINE}
     open_page("text", **kept, own=reading.key)
 

@@ -56,8 +56,11 @@ class Visit:
         place.first.click()
 
     def to(self, page: str) -> None:
-        """Click a page's link in the bar, and again if that went to a page that was being drawn anew."""
-        link = self.page.locator(".st-key-nav").get_by_role("link", name=page, exact=True)
+        """Click a page's link in the bar."""
+        self.follow(self.page.locator(".st-key-nav").get_by_role("link", name=page, exact=True))
+
+    def follow(self, link: Any) -> None:
+        """Click a link to another page, and again if that went to a page that was being drawn anew."""
         path = link.first.evaluate("link => link.pathname")
         self.click(link)
         try:
@@ -169,7 +172,7 @@ def what_else(visit: Visit) -> None:
         visit.sees("Layer by layer")
     with visit.asks("what about my text", on_front_page=visit.has_model):
         if visit.has_model:
-            visit.click(page.get_by_role("link", name="Try your own text"))
+            visit.follow(page.get_by_role("link", name="Try your own text"))
             page.wait_for_selector("textarea")
         else:
             visit.to("Text")

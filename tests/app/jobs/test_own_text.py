@@ -59,6 +59,7 @@ def test_own_text_is_read_and_saved_only_when_asked(
     page = growing_page.page
     growing_page.open("/text?run=tiny&neuron=L3/N42", ".tw-passage")
     page.get_by_role("button", name="Your own text").click()
+    page.wait_for_url("**write=True*")  # the address says that the field is open, also while the run grows
     text = page.get_by_label("Text", exact=True)
     text.fill("long " * (LONGEST // 5) + "!")
     page.get_by_role("button", name="Read it").click()
@@ -69,7 +70,7 @@ def test_own_text_is_read_and_saved_only_when_asked(
     page.get_by_role("button", name="Read it").click()
     page.wait_for_selector(".tw-passage:has-text('lichen')", timeout=WHILE_READING)
     growing_page.settle()
-    assert "own=" in page.url and "neuron=L3%2FN42" in page.url
+    assert "own=" in page.url and "neuron=L3%2FN42" in page.url and "write" not in page.url
     assert "<script>window" in page.locator(".tw-passage").inner_text()
     assert page.evaluate("window.twellHurt") is None
     assert page.locator(".tw-passage a.made").count() == 8, "tokens that the model wrote are told apart"

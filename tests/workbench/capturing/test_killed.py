@@ -105,7 +105,7 @@ def test_killed_in_the_middle_of_a_timing(tiny: Path, tmp_path: Path) -> None:
     text.write_text("Where the river bends, the ferry waits for nobody. " * 200, encoding="utf-8")
     options = CaptureOptions(
         model=str(tiny), text=(str(text),), out=tmp_path / "run", batch_tokens=256, seq_len=64, device="cpu",
-        kernel="reference", timings_share=0.2, resume=True,
+        kernel="reference", timings_share=1, resume=True,
     )  # fmt: skip
     process = start(capture_until_a_timing, options)
     process.join(120)
