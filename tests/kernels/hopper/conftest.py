@@ -10,11 +10,16 @@ from twell.kernels.backends import hopper, hopper_compact
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip without a Hopper GPU; plan calls of few rows too; poison the memory that workspaces will come from."""
+def gpu_without_plans() -> None:
+    """Skip without a Hopper GPU; poison the memory that workspaces will come from."""
     skip_without(hopper)
-    plan_small_calls(monkeypatch)
     poison()
+
+
+@pytest.fixture
+def gpu(gpu_without_plans: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan calls of few rows too, on a GPU as above."""
+    plan_small_calls(monkeypatch)
 
 
 @pytest.fixture(params=[False, True], ids=["traced ops", "whole calls"])

@@ -8,7 +8,7 @@ from threading import Barrier
 
 import pytest
 import torch
-from support.gpu_checks import CUDA, LAUNCHES, assert_same, assert_same_in_a_graph, make, poison, skip_without
+from support.gpu_checks import CUDA, LAUNCHES, assert_same, assert_same_in_a_graph, make, poison
 from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
@@ -17,14 +17,8 @@ from twell.kernels.dispatch import prepare
 from twell.kernels.params import FFNParams
 from twell.kernels.stats import Stats
 
+pytestmark = pytest.mark.usefixtures("gpu_without_plans")
 ROWS = [1, 3, 8, 9, 16, 17, 32, 33, 64]  # one and two tiles of rows, then both cuts of the other kernels
-
-
-@pytest.fixture(autouse=True)
-def gpu() -> None:
-    """Skips without a Hopper GPU; poisons the memory that workspaces will come from."""
-    skip_without(hopper)
-    poison()
 
 
 def assert_as(about: str, got: tuple[Tensor, Stats], expected: tuple[Tensor, Stats]) -> None:
