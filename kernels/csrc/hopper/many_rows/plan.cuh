@@ -74,7 +74,7 @@ __device__ __forceinline__ void unite_in_place(const Ffn& f, PlanShared& s, cons
   for (int w = thread; w < u.words; w += kPlanThreads) {
     const int tile = w / (kTile / 32), left = f.d_ff - 32 * w;
     // rows that are not finite fire past the last neuron
-    const uint32_t inside = left <= 0 ? 0 : left < 32 ? (1u << left) - 1 : ~0u;
+    const uint32_t inside = first_bits(left);
     const uint32_t head = f.heads[(static_cast<int64_t>(work.m0) * f.tiles + tile) * kHead];
     const uint32_t fired = f.fired[static_cast<int64_t>(work.block) * u.words + w];
     const bool up_done = f.dense_tiles != nullptr && DensePairs(f).taken(work.m0 / kPairRows * f.tiles + tile);

@@ -2,6 +2,7 @@
 // gate's values, marks what fired, and writes the hidden state.
 #pragma once
 
+#include "common/bits.cuh"
 #include "hopper/mid_rows/load.cuh"
 
 namespace twell::hopper {
@@ -156,9 +157,6 @@ __device__ __forceinline__ void spill_tiled_gate(unsigned char* panel, uint16_t*
 // Whether `down` is to take all neurons of a tile of which the product is made whole and a block fires `fired`: an eighth
 // that does not fire, whose hidden state is 0, costs no more than copying the others one by one.
 __device__ __forceinline__ bool takes_all(int fired, int real) { return 8 * fired >= 7 * real; }
-
-// The first `count` bits.
-__device__ __forceinline__ uint32_t first_bits(int count) { return count >= 32 ? ~0u : count <= 0 ? 0u : (1u << count) - 1; }
 
 // Lists what fired, marks it for `down` and for the other CTA of the pair, and moves the values of few neurons to
 // panels of their own; by the consumers. first: of the tile.

@@ -68,7 +68,7 @@ __device__ __forceinline__ int tile_columns() { return gridDim.z * kTiledPair; }
 
 // What a block's tiles mark of it.
 struct TiledMarks {
-  uint16_t* fired;   // [panels * 4], a bit a neuron
+  uint16_t* fired;   // [panels * 4], a bit a neuron of the union: what fires, or all of a tile that `takes_all`
   uint32_t* broken;  // [tiles][4], a bit a row that is not finite
   uint16_t* counts;  // [tiles][rows]: how many fired
   int rows;          // 128, or as many as exist: there is no more room then
