@@ -2,7 +2,7 @@
 
 Every operation computes y, l1 and the gradients of x and of all weights, for one fixed direction of dy. Dense is what
 autograd makes of torch's own layers; compiled is the same by torch.compile; sparse is `train_gated_ffn` or
-`train_plain_ffn` by the kernel that takes the call.
+`train_plain_ffn` by the kernel that takes the call, with the room that `capacity_for` tells a trainer to give it.
 
     ffn, x = synthetic_ffn("heavy", 16384, 2048, 5632, nnz=17, dtype=torch.bfloat16, device="cuda")
     result = bench_training(ffn, x)
@@ -25,7 +25,7 @@ from torch.nn.functional import linear
 from twell.kernels.benchmark.operations import Operation
 from twell.kernels.benchmark.timing import SECONDS, time_in_turns
 from twell.kernels.modules import SparseFFN
-from twell.kernels.training import choose, train_gated_ffn, train_plain_ffn
+from twell.kernels.training import capacity_for, choose, train_gated_ffn, train_plain_ffn
 
 TRAIN_DENSE, TRAIN_COMPILED = Operation("train_dense"), Operation("train_compiled")
 MIN_TURNS, MAX_TURNS = 5, 30
@@ -74,7 +74,9 @@ def bench_training(ffn: SparseFFN, x: Tensor, compiled: bool = True, seconds: fl
     if compiled:
         torch.compiler.reset()
         forwards[TRAIN_COMPILED] = torch.compile(partial(dense_forward, ffn.activation), dynamic=False)
-    forwards[sparse] = partial(_sparse_forward, ffn.activation)
+    with torch.no_grad():
+        nnz = float((linear(x, ffn.w_gate, ffn.b_gate) > 0).sum()) / len(x)
+    forwards[sparse] = partial(_sparse_forward, ffn.activation, capacity_for(nnz, ffn.d_ff))
     left_out = _left_out(forwards, tensors)
     runs = {operation: partial(step, forward, tensors) for operation, forward in forwards.items()}
     peaks = {operation: peak for operation, run in runs.items() if (peak := _peak_bytes(run, x.device)) is not None}
@@ -82,8 +84,6 @@ def bench_training(ffn: SparseFFN, x: Tensor, compiled: bool = True, seconds: fl
     first_turn = sum(sum(times) for times in time_in_turns(runs, x.device, 1).values())
     repeats = max(MIN_TURNS, min(MAX_TURNS, int((seconds or SECONDS[x.device.type]) * 1e6 / first_turn)))
     times = time_in_turns(runs, x.device, repeats)
-    with torch.no_grad():
-        nnz = float((linear(x, ffn.w_gate, ffn.b_gate) > 0).sum()) / len(x)
     return TrainingResult(times, errors, peaks, nnz, sparse, choice.reason, left_out)
 
 
@@ -106,9 +106,9 @@ def step(forward: TrainingForward, tensors: list[Tensor], dy: Tensor | None = No
     return list(torch.autograd.grad((y, l1), tensors, along))
 
 
-def _sparse_forward(activation: str, x: Tensor, *weights: Tensor) -> Outputs:
+def _sparse_forward(activation: str, capacity: int, x: Tensor, *weights: Tensor) -> Outputs:
     train = train_gated_ffn if len(weights) == 3 else train_plain_ffn
-    trained = train(x, *weights, activation=activation)
+    trained = train(x, *weights, activation=activation, capacity=capacity)
     return trained.y, trained.l1
 
 
