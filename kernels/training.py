@@ -32,7 +32,7 @@ ACTIVATIONS = ("relu", "relu2")
 SPARSE = (
     "its backward pass multiplies over the neurons that blocks of rows fire, and the rows that fire groups of neurons"
 )
-DEFAULT_SHARE = 8  # one neuron in so many has room in what is kept
+DEFAULT_SHARE = 8  # one neuron in so many has room in what is kept, where there is none for g and h whole
 CAPACITY_SHARES = (32, 8, 4)  # those that `capacity_for` chooses from; torch.compile makes code for each one used
 CAPACITY_MARGIN = 1.5  # times the mean of recent calls
 LEAST_CAPACITY = 16  # of those with which something is to be kept
@@ -68,7 +68,9 @@ def train_gated_ffn(
     rows: uint8 [n]; a row with 0 has y and gradients, but is not in l1 or `fires`
     activation: relu | relu2 (ReLU squared); kernel: auto, or the name of a backend
     capacity: neurons a row, in the mean, for which `hopper` has room to keep what the backward pass reads, six bytes
-    each; where more fire, it computes them again. Default: an eighth of d_ff. See `capacity_for`
+    each; where more fire, it computes them again. From two thirds of d_ff on (one in a plain FFN), the default, that is
+    room for g and h whole, four bytes times d_ff a row (two), and they are kept if the first rows fire much: then
+    nothing is computed again. See `capacity_for`
     sums: tensors like w_gate, w_up and w_down, of their dtype or float32, to which the backward pass adds their
     gradients. Autograd then gets none of these weights: their `grad` stays as it is, and hooks on them, as those of
     DDP, are not called. What is rounded to 16 bits is each call's gradient, and each sum
@@ -117,14 +119,19 @@ def sparse_pays(mean_nnz: float, d_ff: int) -> bool:
 def capacity_for(mean_nnz: float, d_ff: int) -> int:
     """Return a capacity with room for half as many again as recent calls fired a row, up to a quarter of d_ff.
 
-    Where that is too little, 1: nothing is kept then, and the backward pass computes every value once, densely. Keeping
-    what fits until it is known that not all does takes longer: 0.87 x dense at half of d_ff, and 1.01 x without.
+    Where they fired more than the share of d_ff from which dense products are faster, room for g and h whole: two
+    thirds of what dense autograd keeps.
     """
+    if hopper_compact.ENABLED and mean_nnz > hopper_compact.WHOLE_FROM * d_ff:
+        return hopper_compact.whole_capacity(d_ff)
     shares = (*CAPACITY_SHARES, *(hopper_compact.SHARES if hopper_compact.ENABLED else ()))
     fits = [share for share in shares if d_ff // share >= CAPACITY_MARGIN * mean_nnz]
-    if not fits and hopper_compact.ENABLED:
-        return 1
     return max(min(LEAST_CAPACITY, d_ff), d_ff // max(fits, default=min(CAPACITY_SHARES)))
+
+
+def _default_capacity(n: int, d_ff: int) -> int:
+    """Return the capacity of a call of n rows that is not told one."""
+    return hopper_compact.whole_capacity(d_ff) if hopper_compact.keeps_whole(n, d_ff) else max(1, d_ff // DEFAULT_SHARE)
 
 
 def _train(
@@ -150,7 +157,7 @@ def _train(
         x.device, x.dtype, d_model, d_ff, len(flat), kernel,
         gated=weights[1] is not None, activation=activation,
     )  # fmt: skip
-    capacity = capacity or max(1, d_ff // DEFAULT_SHARE)
+    capacity = capacity or _default_capacity(len(flat), d_ff)
     if key is not None and save and choice.kernel == "hopper" and not biased:
         return Trained(*whole_calls.run_first(key, x, weights, rows, capacity, activation))
     y, l1, nnz, fires, finite, *_ = ffn_forward(flat, *weights, rows, activation, choice.kernel, capacity, save, *into)

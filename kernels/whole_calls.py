@@ -22,6 +22,7 @@ from torch.nn import Parameter
 
 from twell.kernels.autograd import NO_SECOND_PASS
 from twell.kernels.backends import hopper_backward, hopper_compact
+from twell.kernels.backends.hopper_compact import Room
 
 ENABLED = True
 MOST_REMEMBERED = 256  # ways of calling that are remembered
@@ -33,11 +34,11 @@ Key = tuple[Any, ...]
 class OpArguments:
     """The arguments of the two ops beside tensors.
 
-    values: how many are kept; forward_*, offsets, repeat and nbytes: of the workspaces, see `hopper_backward`
+    room: of what is kept; forward_*, offsets, repeat and nbytes: of the workspaces, see `hopper_backward`
     """
 
     activation: str
-    values: int
+    room: Room
     forward_offsets: tuple[int, ...]
     forward_nbytes: int
     offsets: tuple[int, ...]
@@ -45,12 +46,12 @@ class OpArguments:
     nbytes: int
 
     @classmethod
-    def of(cls, n: int, d_model: int, d_ff: int, capacity: int, activation: str) -> OpArguments:
+    def of(cls, n: int, d_model: int, d_ff: int, gated: bool, capacity: int, activation: str) -> OpArguments:
         """Return the arguments of calls of n rows that keep `capacity` values a row in the mean."""
-        values = n * hopper_backward.room(capacity, d_ff)
+        room = Room.of(n, d_ff, gated, capacity)
         ahead = hopper_compact.forward_layout(n, d_ff)
-        back = hopper_backward.backward_layout(n, d_model, d_ff, values)
-        return cls(activation, values, ahead.offsets, ahead.nbytes, back.offsets, back.sizes, back.nbytes)
+        back = hopper_backward.backward_layout(n, d_model, d_ff, room)
+        return cls(activation, room, ahead.offsets, ahead.nbytes, back.offsets, back.sizes, back.nbytes)
 
 
 _remembered: dict[Key, OpArguments] = {}
@@ -88,7 +89,8 @@ def run_first(
     if len(_remembered) >= MOST_REMEMBERED:
         _remembered.clear()
     d_ff, d_model = weights[0].shape  # type: ignore[union-attr]
-    _remembered[key] = OpArguments.of(x.numel() // d_model, d_model, d_ff, capacity, activation)
+    gated = weights[1] is not None
+    _remembered[key] = OpArguments.of(x.numel() // d_model, d_model, d_ff, gated, capacity, activation)
     return _run(_remembered[key], x, weights, rows)
 
 
@@ -123,7 +125,8 @@ class _WholeCall(torch.autograd.Function):
             x,
             *_readable(x, w_gate, w_up, w_down),
             rows,
-            arguments.values,
+            arguments.room.values,
+            arguments.room.whole_from,
             arguments.forward_offsets,
             arguments.forward_nbytes,
         )

@@ -3,7 +3,8 @@
 Forward: the launches of `hopper`, then one that keeps six bytes a non-zero: its place in its block, gate value and
 hidden value. The up value is their quotient, which is as exact as one that was rounded itself. How many there are is
 not known on the host, so there is room for `capacity` values a row. A call that has more keeps its x alone: the
-backward pass begins with the launches of the forward one, which do nothing in other calls.
+backward pass begins with the launches of the forward one, which do nothing in other calls. `hopper_compact` does
+otherwise: it keeps all of g and h instead, where there is room, or computes them again densely.
 
 Backward, with the algebra of `reference_backward`, in seven launches more and no wait for the host:
 
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from twell.kernels import build
 from twell.kernels.backends import gpu, hopper, hopper_compact
-from twell.kernels.backends.hopper_compact import CTAS, WorkspaceLayout
+from twell.kernels.backends.hopper_compact import CTAS, Room, WorkspaceLayout
 from twell.kernels.backends.hopper_libraries import ARCH
 from twell.kernels.backends.reference_backward import ForwardResults, Gradients, GradientSums, Saved, Weights, delivered
 from twell.kernels.build import Library, Source
@@ -138,15 +139,15 @@ def regions(n: int, d_ff: int, may_repeat: bool) -> gpu.Regions:
     )
 
 
-def backward_layout(n: int, d_model: int, d_ff: int, values: int, adds: bool = False) -> WorkspaceLayout:
-    """Lay out the workspace of a backward pass of a call that has room for so many values.
+def backward_layout(n: int, d_model: int, d_ff: int, kept: Room, adds: bool = False) -> WorkspaceLayout:
+    """Lay out the workspace of a backward pass of a call that had so much room.
 
     adds: whether gradients of weights are added to what they are written to, which then holds nothing else
     sizes: offsets of a forward pass that it repeats, or none; or as a compact pass has them
     """
     if hopper_compact.ENABLED and hopper_compact.takes(n, d_ff):
-        return hopper_compact.backward_layout(n, d_model, d_ff, values, adds)
-    whole, repeat = workspace_layout(n, d_ff, values < n * d_ff)
+        return hopper_compact.backward_layout(n, d_model, d_ff, kept, adds)
+    whole, repeat = workspace_layout(n, d_ff, kept.values < n * d_ff)
     return WorkspaceLayout(whole.offsets, repeat, whole.nbytes)
 
 
@@ -164,11 +165,6 @@ def workspace_layout(n: int, d_ff: int, may_repeat: bool) -> tuple[gpu.Regions, 
     return whole, tuple(begin + offset for offset in again.offsets)
 
 
-def room(capacity: int, d_ff: int) -> int:
-    """Return the values a row for which there is room: a multiple of 8."""
-    return min(d_ff, -(-capacity // 8) * 8)
-
-
 def kept(x: Tensor, weights: Weights, save: bool, capacity: int) -> tuple[Tensor, ...]:
     """Return unwritten tensors of what a forward pass keeps: values, unions, tables, [number of counted rows].
 
@@ -177,10 +173,15 @@ def kept(x: Tensor, weights: Weights, save: bool, capacity: int) -> tuple[Tensor
     if not save:
         return ()
     n, d_ff = len(x), weights.gate.shape[0]
+    return _unwritten(x, d_ff, Room.of(n, d_ff, weights.up is not None, capacity))
+
+
+def _unwritten(x: Tensor, d_ff: int, room: Room) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    n = len(x)
     blocks, panels = -(-n // BLOCK), -(-d_ff // PANEL)
     tables = blocks * (panels + 1) + blocks * BLOCK + blocks + d_ff + 1  # starts, order, union_sizes, fires, used
     return (
-        x.new_empty((3, n * room(capacity, d_ff)), dtype=torch.int16),
+        x.new_empty(room.shape(n, d_ff), dtype=torch.int16),
         x.new_empty((blocks, panels * PANEL), dtype=torch.int16),
         x.new_empty(tables, dtype=torch.int32),
         x.new_empty(1, dtype=torch.float32),
@@ -195,12 +196,13 @@ def forward(
     gate, up, down = _readable(x, weights)
     layout = hopper_compact.forward_layout(n, d_ff)
     workspace = x.new_empty(layout.nbytes, dtype=torch.uint8)
-    values, unions, tables, counted = kept(x, weights, True, capacity if save else 1)
+    room = Room.of(n, d_ff, up is not None, capacity if save else 1)
+    values, unions, tables, counted = _unwritten(x, d_ff, room)
     y, finite = torch.empty_like(x), x.new_empty(n, dtype=torch.bool)
     nnz, l1_parts = x.new_empty(n, dtype=torch.int32), x.new_empty(KEEP_CTAS * len(unions), dtype=torch.float32)
     op("forward", activation)(
         x, gate, up, down, rows, workspace, layout.offsets,
-        y, finite, nnz, values, unions, tables, l1_parts, *_biases(x, weights),
+        y, finite, nnz, values, unions, tables, l1_parts, room.values, room.whole_from, *_biases(x, weights),
     )  # fmt: skip
     counts = finite if rows is None else finite & (rows != 0)
     torch.sum(counts, 0, keepdim=True, dtype=torch.float32, out=counted).clamp_(min=1)
@@ -224,7 +226,8 @@ def backward(
     finite, values, unions, tables, counted, rows, *_ = kept
     n, d_ff = len(x), weights.gate.shape[0]
     added = _added_to(into)
-    layout = backward_layout(n, x.shape[1], d_ff, values.shape[1], any(added))
+    room = Room(values.shape[1]) if values.dim() == 2 else Room.whole(n, d_ff, len(values))
+    layout = backward_layout(n, x.shape[1], d_ff, room, any(added))
     workspace = x.new_empty(layout.nbytes, dtype=torch.uint8)
     dx = torch.empty_like(x)
     like, (gate, up, down) = weights.gate.new_empty, into

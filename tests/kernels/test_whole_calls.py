@@ -14,6 +14,7 @@ from torch import Tensor
 
 from twell.kernels import training, whole_calls
 from twell.kernels.backends import hopper_backward, reference_backward
+from twell.kernels.backends.hopper_compact import Room
 from twell.kernels.backends.reference_backward import Saved, Weights
 
 BF16 = torch.bfloat16
@@ -32,11 +33,11 @@ class Ops:
 
     def forward(
         self, activation: str, x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, rows: Tensor | None,
-        values: int, offsets: tuple[int, ...], nbytes: int,
+        values: int, whole_from: int, offsets: tuple[int, ...], nbytes: int,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         self.calls.append("forward")
         assert gate.dtype == x.dtype and (up is None or up.dtype == x.dtype)
-        assert values % 8 == 0 and nbytes > offsets[-1]
+        assert values % 8 == 0 and -1 <= whole_from <= values * D_MODEL / x.numel() and nbytes > offsets[-1]
         flat, weights = x.flatten(0, -2), Weights(gate, up, down.to(x.dtype), None, None, None)
         out = reference_backward.forward(flat, weights, rows, activation)
         saved = out.saved
@@ -49,7 +50,7 @@ class Ops:
         last: Tensor, offsets: tuple[int, ...], repeat: tuple[int, ...], nbytes: int, wide: bool,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         self.calls.append("backward")
-        layout = hopper_backward.backward_layout(N, D_MODEL, D_FF, kept_gate.numel())
+        layout = hopper_backward.backward_layout(N, D_MODEL, D_FF, Room(kept_gate.numel()))
         assert dy.is_contiguous() and len(offsets) == len(layout.offsets)
         d_l1 = torch.zeros(()) if d_l1 is None else d_l1
         by_neuron = down.stride(0) == 1

@@ -33,11 +33,25 @@ from twell.kernels.backends import hopper_backward, hopper_libraries
 
 LIMIT = 120  # seconds
 HOPPER, OPTIONS = "tests/kernels/hopper", "tests/kernels/backends/test_training_options.py"
+DENSE = f"{HOPPER}/test_training_dense.py"
 ONE_WAY = "not whole and not streams and not graph and not full_size"  # from Python to the same launches
 # Which tests are to catch faults of a file, the first that fits: arguments of pytest.
 TESTS = {
-    "at_once": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", f"once and {ONE_WAY}"),
-    "compact/": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", f"not worst and not repeated and {ONE_WAY}"),
+    "at_once": (
+        f"{HOPPER}/test_training_compact.py",
+        DENSE,
+        OPTIONS,
+        "-k",
+        f"(once or (all and kept) or training_dense) and {ONE_WAY}",
+    ),
+    "keep_whole": (DENSE, "-k", ONE_WAY),
+    "compact/": (
+        f"{HOPPER}/test_training_compact.py",
+        DENSE,
+        OPTIONS,
+        "-k",
+        f"not worst and not repeated and {ONE_WAY}",
+    ),
     "activation.cuh": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", ONE_WAY),
     "mid_rows/": (
         f"{HOPPER}/test_mid_rows.py",
@@ -45,7 +59,7 @@ TESTS = {
         "-k",
         "narrow or edges or density or past_the_last",
     ),
-    "keep.cuh": (
+    "keep.cu": (
         f"{HOPPER}/test_training.py",
         f"{HOPPER}/test_training_more.py",
         f"{HOPPER}/test_training_compact.py",

@@ -35,7 +35,10 @@ MUTANTS = [
             "counts_here && column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns",
             "column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns",
         ),
-        ("(used + 7) / 8", "used / 8"),
+    ),
+    *_of("keep.cu", ("(used + 7) / 8", "used / 8")),
+    *_of(
+        "keep.cuh",
         ("sum + upto - all + others", "sum + upto - all"),
         (
             "(in_union / kPanelColumns % 4) << 13 | in_block << 6 | in_union % kPanelColumns",
@@ -164,4 +167,34 @@ MUTANTS = [
         ("static_cast<float>(bias[out])", "0.f"),
         folder=MID_ROWS,
     ),
+    *_of(
+        "compact/keep_whole.cuh",
+        ("*k.used == kKeptWhole", "false"),
+        ("fired += f.nnz[row]", "fired += 2 * f.nnz[row]"),
+        (
+            "*keeping.fired > static_cast<int64_t>(k.whole_from) * f.rows",
+            "*keeping.fired >= static_cast<int64_t>(k.whole_from) * f.rows",
+        ),
+        ("(((neuron >> 3) ^ in_block) & 7) * 16", "((neuron >> 3) & 7) * 16"),
+        ("in_union >> e & 1", "true"),
+        ("lane ^ (row & 7)", "lane"),
+        ("word > kSlots", "false"),
+        (
+            "lane < kHead ? f.heads[at * kHead + lane] : f.tails[at * kTail + lane - kHead]",
+            "f.heads[at * kHead + lane % 8]",
+        ),
+        ("lane > 0 && lane <= word", "lane > 0 && lane < word"),
+        ("line[lane] = uint4{};", None),
+        ("(reinterpret_cast<uintptr_t>(keeping.values) + 15) / 16 * 16", "reinterpret_cast<uintptr_t>(keeping.values)"),
+        ("kPlain ? first : first + matrix", "first"),
+        ("counts_here ? sum_of_sizes<T>(hidden[i]) : 0.f", "sum_of_sizes<T>(hidden[i])"),
+        ("keeping.f.union_sizes[keeping.block] < 0", "all"),
+    ),
+    *_of(
+        "compact/at_once.cuh",
+        ("b.plain || c.warp % 2 == 0", "true"),
+        ("Tiles::kOfNeurons && kept_hidden && product == 2", "false"),
+        ("*b.kept.used == kKeptWhole ? kFromKept : kAtOnce", "kAtOnce"),
+    ),
+    *_of("compact/lists.cuh", ("max(panels, sums) <= b.panel_bytes", "true")),
 ]

@@ -1,10 +1,10 @@
 """Run under compute-sanitizer training calls that take every path of the backward pass on small shapes.
 
-python sanitized_training.py worst fits dense passes at_once biased    or some of them
+python sanitized_training.py worst fits dense passes at_once kept biased    or some of them
 
 `worst`: in the workspace of the worst case; the others in compact ones (`hopper_compact`): what is kept fits; it does
-not, and all is computed densely; likewise, in as many passes as there can be; at once. `biased`: what fits and what
-does not, with biases. Forward passes take 1 024 rows at a time.
+not, and all is computed densely; likewise, in as many passes as there can be; at once; from g and h that were kept.
+`biased`: what fits, what does not and what is kept whole, with biases. Forward passes take 1 024 rows at a time.
 
 Not for initcheck, which does not follow what bulk copies write: all panels and chunks.
 """
@@ -37,6 +37,7 @@ def worst() -> Iterator[Options]:
 def fits() -> Iterator[Options]:
     """Let compact workspaces hold all that is kept, and yield the options of calls."""
     hopper_compact.ENABLED, hopper_compact.FORWARD_ROWS, hopper_compact.ROOM = True, 1024, 1e6
+    hopper_compact.AT_ONCE = False
     yield {"capacity": 2**14}
 
 
@@ -59,15 +60,24 @@ def at_once() -> Iterator[Options]:
     yield {"capacity": 1}
 
 
+def kept() -> Iterator[Options]:
+    """Let g and h be kept whole, and yield the options of calls."""
+    hopper_compact.WHOLE_FROM = 0.0
+    hopper_compact.ENABLED, hopper_compact.FORWARD_ROWS, hopper_compact.AT_ONCE = True, 1024, True
+    yield {}
+
+
 def biased() -> Iterator[Options]:
     """Yield the options of calls with biases."""
     yield from worst()
     yield from fits()
     yield from dense()
+    yield from kept()
 
 
 CALLS: dict[str, Callable[[], Iterator[Options]]] = {
-    "worst": worst, "fits": fits, "dense": dense, "passes": passes, "at_once": at_once, "biased": biased
+    "worst": worst, "fits": fits, "dense": dense, "passes": passes, "at_once": at_once, "kept": kept,
+    "biased": biased,
 }  # fmt: skip
 
 

@@ -24,18 +24,23 @@ CASES += [(*kind, *shape, shift) for kind in KINDS[1:] for shape in SHAPES[1:3] 
 GATED = ("w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down")
 PLAIN = {"w_gate": "w_in", "w_down": "w_out", "b_gate": "b_in", "b_down": "b_out"}
 Tensors = dict[str, Tensor]
+WORKSPACES = {  # and how many neurons a row have room in what is kept
+    "worst case": 2**14, "repeated": 1, "compact": 2**14, "compact, dense": 1, "compact, at once": 1,
+    "compact, all kept": 2**14,
+}  # fmt: skip
 
 
-@pytest.fixture(autouse=True, params=["worst case", "repeated", "compact", "compact, dense", "compact, at once"])
+@pytest.fixture(autouse=True, params=[*WORKSPACES])
 def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Each workspace, with room for all that is kept and for hardly any; options of the calls."""
     monkeypatch.setattr(hopper_compact, "ENABLED", request.param.startswith("compact"))
     monkeypatch.setattr(hopper_compact, "FORWARD_ROWS", 1024)
-    monkeypatch.setattr(hopper_compact, "AT_ONCE", request.param == "compact, at once")
+    monkeypatch.setattr(hopper_compact, "AT_ONCE", request.param in ("compact, at once", "compact, all kept"))
+    monkeypatch.setattr(hopper_compact, "WHOLE_FROM", 0.0)
     if request.param in ("compact", "compact, at once"):
         monkeypatch.setattr(hopper_compact, "ROOM", 1e6)
     poison()
-    return {"capacity": 1 if request.param not in ("worst case", "compact") else 2**14}
+    return {"capacity": WORKSPACES[request.param]}
 
 
 def tensors_of(

@@ -46,10 +46,15 @@ def _on(both_ways: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     whole_calls._remembered.clear()
 
 
-@pytest.fixture(params=["room for all", "as chosen", "nothing fits", "nothing kept fits, many passes", "at once"])
+@pytest.fixture(
+    params=["room for all", "as chosen", "nothing fits", "nothing kept fits, many passes", "at once", "all kept"]
+)
 def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Each size of what is kept and of the arena; options of the calls."""
-    monkeypatch.setattr(hopper_compact, "AT_ONCE", request.param == "at once")
+    monkeypatch.setattr(hopper_compact, "AT_ONCE", request.param in ("at once", "all kept"))
+    if request.param == "all kept":
+        monkeypatch.setattr(hopper_compact, "WHOLE_FROM", 0.0)
+        return {}
     if request.param == "room for all":
         monkeypatch.setattr(hopper_compact, "ROOM", 1e6)
         return {"capacity": 2**14}
@@ -101,7 +106,7 @@ def test_which_calls_are_dense_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once(monkeypatch)
     with what_fits() as fits:
         ours(tensors, capacity=1)
-        ours(tensors, capacity=1024)
+        ours(tensors, capacity=512)
         x, gate, _, down = tensors
         ours([x, gate, down], capacity=1)
         with torch.no_grad():

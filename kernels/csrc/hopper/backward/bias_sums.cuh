@@ -82,8 +82,8 @@ struct ColumnSums {
   int rows, width;
   bool as_float;          // whether `to` is float32
   const uint8_t* finite;  // [rows]: rows that count, or null: all
-  const int* asked;       // null, or [1]: nothing is done unless it is `answer`
-  int answer;
+  const int* asked;       // null, or [1]: nothing is done if it is more than `most`
+  int most;
 };
 
 template <typename T>
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_columns(const __grid_constant
   __shared__ float sums[kSumThreads / 32][kSlab], of_cta[kSlab];
   let_next_launch();
   wait_for_launches();
-  if (m.asked != nullptr && *m.asked != m.answer) return;
+  if (m.asked != nullptr && *m.asked > m.most) return;
   const int first = static_cast<int>(blockIdx.x) / kSumCtas * kSlab, rank = cluster_rank(), thread = threadIdx.x, part = thread % 8;
   const int end = static_cast<int>(static_cast<int64_t>(m.rows) * (rank + 1) / kSumCtas), column = first + 8 * part;
   float sum[8] = {};

@@ -5,10 +5,11 @@ namespace {
 
 using namespace twell;
 using namespace twell::hopper;
-// offsets: as for ffn_of and rows_of_pass.
+// offsets: as for ffn_of and rows_of_pass; capacity: of values; whole_from: as in Kept, if values has room for g and h.
 void forward(const Tensor& given_x, const Tensor& given_gate, const Maybe& given_up, const Tensor& given_down, const Maybe& counted,
              const Tensor& workspace, const Offsets& offsets, const Tensor& y, const Tensor& finite, const Tensor& nnz, const Tensor& values,
-             const Tensor& unions, const Tensor& tables, const Tensor& l1_parts, const Maybe& b_gate, const Maybe& b_up, const Maybe& b_down) {
+             const Tensor& unions, const Tensor& tables, const Tensor& l1_parts, int64_t capacity, int64_t whole_from, const Maybe& b_gate,
+             const Maybe& b_up, const Maybe& b_down) {
   const DeviceGuard guard(given_x.get_device_index());
   const Tensor x = aligned(given_x), w_gate = aligned(given_gate), w_down = by_neuron(given_down);
   const Maybe w_up = aligned(given_up);
@@ -16,7 +17,8 @@ void forward(const Tensor& given_x, const Tensor& given_gate, const Maybe& given
   const Maybe of_gate = aligned(b_gate), of_up = aligned(b_up), of_down = aligned(b_down);
   f.b_gate = address(of_gate), f.b_up = address(of_up), f.b_down = address(of_down);
   f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
-  const Kept kept = kept_of(values, unions, tables, f.rows, f.panels, f.d_ff, as<float>(l1_parts));
+  Kept kept = kept_of(values, capacity, unions, tables, f.rows, f.panels, f.d_ff, as<float>(l1_parts));
+  kept.whole_from = static_cast<int>(whole_from);
   const int pass = rows_of_pass(offsets, f.rows);
   launch_first(f, kept.fires, pass, stream_of(x));
   launch_rest(f, kept, as<uint8_t>(counted), pass, stream_of(x));
@@ -50,7 +52,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(
       TWELL_TRAIN "_forward(Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? counted, Tensor(a!) workspace, SymInt[] offsets, "
       "Tensor(b!) y, Tensor(c!) finite, Tensor(d!) nnz, Tensor(e!) values, Tensor(f!) unions, Tensor(g!) tables, Tensor(h!) l1_parts, "
-      "Tensor? b_gate, Tensor? b_up, Tensor? b_down) -> ()");
+      "SymInt capacity, SymInt whole_from, Tensor? b_gate, Tensor? b_up, Tensor? b_down) -> ()");
   m.def(
       TWELL_TRAIN "_backward(Tensor dy, Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor finite, Tensor? counted, "
       "Tensor l1_scale, Tensor values, Tensor unions, Tensor tables, Tensor(a!) workspace, SymInt[] offsets, SymInt[] repeat, "

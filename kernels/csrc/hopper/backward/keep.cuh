@@ -7,6 +7,8 @@
 // read again. Values in a bucket are in any order: nothing is summed in that order. The sums of |h| have one order of
 // their own.
 //
+// With room for g and h as matrices, the rows of the first launch say whether those are kept instead: compact/keep_whole.cuh.
+//
 // A block whose values no longer fit is left out. One that fires much asks before they are listed, as that takes longer
 // than all else here: whether the rows so far are such that all will fit, since some are of no use. If a block was left
 // out, the backward pass repeats gate, plan, up and `keep`, with memory for all values, each block's at a place of its own;
@@ -106,6 +108,7 @@ struct Keeping {
   int *fires;           // [d_ff]
   ListedValue* values;  // [kListed]
   int *listed, *base;   // how many values there are; in the first CTA the block's first value, or kLeftOut
+  int* fired;           // how often the rows of the first launch fire
   int block, rank, warp, lane, words;
   int size = abs(f.union_sizes[block]);
   Keeper<T> keeper{f, bits, before, block, size == f.d_ff};
@@ -123,7 +126,7 @@ struct Keeping {
   template <typename... First>
   __device__ __forceinline__ void read_union(First... first) const {
     const int64_t list = static_cast<int64_t>(block) * f.panels * kPanelColumns;
-    if (threadIdx.x == 0) *listed = 0, *base = 0;
+    if (threadIdx.x == 0) *listed = 0, *base = 0, *fired = 0;
     for (int i = threadIdx.x; i < words; i += kKeepThreads) bits[i] = 0;
     // cursors and fires follow them
     for (int i = threadIdx.x; i < 2 * f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
@@ -291,21 +294,29 @@ struct Keeping {
   }
 };
 
-// first: as in read_union
+// In compact/keep_whole.cuh: whether a call is kept whole, and what a CTA then does for it, which returns a warp's sum of |h|.
 template <typename T, typename... First>
+__device__ __forceinline__ bool keeps_whole(const Keeping<T>&, First... first);
+template <typename T>
+__device__ __forceinline__ float write_whole(const Keeping<T>&);
+
+// kWhole: whether there is room for g and h; first: as in read_union
+template <typename T, bool kWhole, typename... First>
 __global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn f, const __grid_constant__ Kept k, const uint8_t* counted, First... first) {
   extern __shared__ uint32_t words_memory[];
   __shared__ float sums[kKeepWarps];
-  __shared__ int listed, base;
+  __shared__ int listed, base, fired;
   let_next_launch();
   wait_for_launches();
   if (is_needless(f)) return;
   const int thread = threadIdx.x, words = f.tiles * kMaskWords;
   int *before = reinterpret_cast<int*>(words_memory + words), *counts = before + words, *cursors = counts + f.panels, *fires = cursors + f.panels;
   const Keeping<T> keeping{f, k, counted, words_memory, before, counts, cursors, fires, reinterpret_cast<ListedValue*>(fires + f.d_ff), &listed,
-                           &base, static_cast<int>(blockIdx.x) / kKeepCtas, static_cast<int>(cluster_rank()), thread / 32, thread % 32, words};
+                           &base, &fired, static_cast<int>(blockIdx.x) / kKeepCtas, static_cast<int>(cluster_rank()), thread / 32, thread % 32, words};
   keeping.read_union(first...);
-  const bool left_out = keeping.is_left_out(first...);
+  bool whole = false;
+  if constexpr (kWhole) whole = keeps_whole(keeping, first...);
+  const bool left_out = whole || keeping.is_left_out(first...);
   left_out ? keeping.count_fires() : keeping.list_values();
   __syncthreads();  // and no warp diverges at the cluster's barrier
   cluster_sync();
@@ -315,7 +326,11 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn
   __syncthreads();
   cluster_sync();
   keeping.write_values(left_out ? kLeftOut : load_remote(&base, 0));
-  const float sum = k.repeats() ? 0.f : keeping.sum_hidden();
+  float sum = 0.f;
+  if constexpr (kWhole)
+    sum = whole ? write_whole(keeping) : keeping.sum_hidden();
+  else if (!k.repeats())
+    sum = keeping.sum_hidden();
   if (keeping.lane == 0) sums[keeping.warp] = sum;
   __syncthreads();
   if (thread == 0 && !k.repeats()) {
@@ -325,23 +340,6 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn
   }
   __syncthreads();
   cluster_sync();  // no CTA ends while another may still read its counts
-}
-
-constexpr int kRestoreThreads = 512;
-
-// Copies what a forward pass kept to memory that has room for all values; nothing if it could not keep them all.
-static __global__ void __launch_bounds__(kRestoreThreads) restore(const Kept from, const Kept to, int starts) {
-  let_next_launch();
-  wait_for_launches();
-  const int used = *from.used, units = (used + 7) / 8;  // of eight values
-  if (used > from.capacity) return;
-  const auto copy = [](uint16_t* target, const uint16_t* source, int unit) {
-    reinterpret_cast<uint4*>(target)[unit] = reinterpret_cast<const uint4*>(source)[unit];
-  };
-  const int thread = blockIdx.x * kRestoreThreads + threadIdx.x, threads = gridDim.x * kRestoreThreads;
-  for (int unit = thread; unit < units; unit += threads)
-    copy(to.positions, from.positions, unit), copy(to.gates, from.gates, unit), copy(to.hidden, from.hidden, unit);
-  for (int i = thread; i < starts; i += threads) to.starts[i] = from.starts[i];
 }
 
 }  // namespace twell::hopper

@@ -16,8 +16,12 @@ constexpr int kKeepCtas = 4;       // CTAs for a block's rows
 constexpr int kMostCtas = 144;  // most CTAs of a product whose work is divided evenly: the multiprocessors of a GH100
 constexpr int kMostItems = 1024;   // most blocks of rows, or groups of neurons, among which that work is divided
 
+constexpr int kKeptWhole = 0x7fffffff;  // in `used`: g and h are kept whole
+
 // What the forward pass keeps for each non-zero, six bytes, in buckets by block and panel of the block's union.
 // position: (panel % 4) << 13 | row of the block << 6 | column of the panel.
+//
+// Or, in the same memory, all of g and h: of a call whose first rows fire much, if there is room.
 struct Kept {
   int rows;             // of the call
   int capacity;         // most values; those of further blocks are left out
@@ -29,8 +33,12 @@ struct Kept {
   uint16_t* unions;     // [blocks, panels * 64], as in Ffn
   int* union_sizes;     // [blocks]
   int* fires;           // [d_ff]: counted rows that fire each neuron. Zeros at first
-  int* used;            // [1]: values so far; more than `capacity` if any were left out. Zero at first. Null in a pass that is repeated
+  // [1]: values so far; more than `capacity` if any were left out; kKeptWhole. Zero at first. Null in a pass that is repeated
+  int* used;
   float* l1_parts;      // [blocks, kKeepCtas]: sums of |h| over counted rows
+  // [2][rows, d_ff]: g and h of a call that is kept whole; in a plain FFN h alone. Null without room. Values lie in the first one
+  uint16_t* whole;
+  int whole_from;       // firings of a row in the mean of the first rows, above which a call is kept whole
 
   // Whether a forward pass is repeated for its values and `starts` alone.
   __device__ __forceinline__ bool repeats() const { return used == nullptr; }

@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(kRankThreads) rank_neurons(const Pass b) {
     if (threadIdx.x == 0) *b.task_count = 0;
     prepare(b);
   }
+  if (needs_no_lists(b)) return;
   __syncthreads();
   const int neuron = blockIdx.x * (kRankThreads / kRankShare) + threadIdx.x / kRankShare, share = threadIdx.x % kRankShare;
   const int mine = neuron < b.d_ff ? fires[neuron] : 0;

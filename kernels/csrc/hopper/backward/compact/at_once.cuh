@@ -8,6 +8,10 @@
 // A plain FFN has no second product, no du, and h in place of g. Bytes from the L2: 32 KB a CTA for 1 024 cycles of
 // products. Of calls whose arena has room for three such matrices, and of which every row is finite: others are computed
 // in `dense.cuh`'s passes.
+//
+// A call that has kept g and h whole begins with the third product, and reads them where they were kept. With room for them
+// that is not used so, h of a gated FFN lies where it would have been kept, behind the values that were, and the arena has
+// two matrices.
 #pragma once
 
 #include "hopper/backward/compact/jobs.cuh"
@@ -15,14 +19,15 @@
 
 namespace twell::hopper {
 
-constexpr int kFits = 1, kByPasses = 0, kAtOnce = -1;  // values of `fits`
+constexpr int kFits = 1, kByPasses = 0, kAtOnce = -1, kFromKept = -2;  // values of `fits`
 
 enum class Whole { kGate, kUp, kDh, kDx, kWeights };  // the products
 
 // What a product reads and writes as boxes. a, b: operands of each of its products (of du, dg and h), or of each part of
-// its sum (of du and dg); in: tiles for the epilogue; out: its results, unless rows are written.
+// its sum (of du and dg); in: tiles for the epilogue; out: its results, unless rows are written; kept: the first matrix
+// where it was kept, g or in a plain FFN h, in place of the one that is made.
 struct WholeMaps {
-  CUtensorMap a[3], b[3], in[2], out[2];
+  CUtensorMap a[3], b[3], in[2], out[2], kept;
 };
 
 constexpr int kBox = 64;  // columns, and in most maps rows, of a box
@@ -80,16 +85,18 @@ __device__ __forceinline__ void request_step(Shared& s, int stage, const CUtenso
   }
 }
 
-// By a warp. Each CTA fetches its own rows, and half of the second operand for both.
+// By a warp. Each CTA fetches its own rows, and half of the second operand for both. kept_hidden: h is the first matrix, and was
+// kept
 template <Whole kWhole>
-__device__ __forceinline__ void produce_whole(const WholeMaps& maps, Shared& s, const WholeTiles<kWhole>& tiles, int rank, int lane) {
+__device__ __forceinline__ void produce_whole(const WholeMaps& maps, Shared& s, const WholeTiles<kWhole>& tiles, bool kept_hidden, int rank,
+                                              int lane) {
   using Tiles = WholeTiles<kWhole>;
   Ring ring;
   ring.phase = 1;
   tiles.each(rank, [&](int product, int m0, int n0) {
 #pragma unroll 1
     for (int part = kWhole == Whole::kDx ? tiles.first : 0; part < Tiles::kParts; ++part) {
-      const CUtensorMap *a = &maps.a[product + part], *b = &maps.b[product + part];
+      const CUtensorMap *a = Tiles::kOfNeurons && kept_hidden && product == 2 ? &maps.kept : &maps.a[product + part], *b = &maps.b[product + part];
 #pragma unroll 1
       for (int step = 0; step < tiles.steps; ++step, ring.next()) {
         uint64_t* full = &s.full[ring.stage];
@@ -166,10 +173,11 @@ __device__ __forceinline__ void finish_panel(const float (&d)[128], Shared& s, c
 }
 
 // du and dg of a tile from its sums, a panel after the other: g and h of two panels are in the staging tile, or under way.
-// The warp-th of its panels is fetched and sent by one warp of each warpgroup: g and du by even ones, h and dg by odd ones.
+// The warp-th of its panels is fetched, by the map `in`, and sent by one warp of each warpgroup: g and du by even ones, h and dg
+// by odd ones.
 template <typename T>
-__device__ __forceinline__ void finish_dh(const float (&d)[128], const CompactBackward& b, const WholeMaps& maps, Shared& s, WholeMemory& m,
-                                          int m0, int n0, const Consumer& c) {
+__device__ __forceinline__ void finish_dh(const float (&d)[128], const CompactBackward& b, const WholeMaps& maps, const CUtensorMap& in, Shared& s,
+                                          WholeMemory& m, int m0, int n0, const Consumer& c) {
   const float scale = *b.l1_scale;
   float l1_scale[2];
 #pragma unroll
@@ -188,7 +196,7 @@ __device__ __forceinline__ void finish_dh(const float (&d)[128], const CompactBa
       if (c.warp % 2 == 1 || !b.plain) send_box(maps.out[c.warp % 2], half, n0 + kPanel * kBox, m0 + c.group * 64);
       if constexpr (kPanel < 2) {
         bulk_wait_read<0>();
-        fetch_box(maps.in[c.warp % 2], half, fetched, n0 + (kPanel + 2) * kBox, m0 + c.group * 64);
+        fetch_box(in, half, fetched, n0 + (kPanel + 2) * kBox, m0 + c.group * 64);
       }
     }
     __syncwarp();
@@ -203,22 +211,24 @@ template <typename T, typename Out, Whole kWhole>
 __device__ __forceinline__ void consume_whole(const WholeMaps& maps, const CompactBackward& b, Shared& s, WholeMemory& m,
                                               const WholeTiles<kWhole>& tiles, int rank, const Consumer& c) {
   using Tiles = WholeTiles<kWhole>;
+  constexpr bool kUp = kWhole == Whole::kUp;
   Ring ring;
   uint32_t phase = 0;
   float d[128];
+  const bool kept = kWhole == Whole::kDh && *b.fits == kFromKept && (b.plain || c.warp % 2 == 0);
+  const CUtensorMap& in = kept ? maps.kept : maps.in[kUp ? 0 : c.warp % 2];
   tiles.each(rank, [&](int product, int m0, int n0) {
     const auto fetch = [&] {
       if (c.lane > 0 || (kWhole != Whole::kUp && kWhole != Whole::kDh)) return;
-      constexpr bool kUp = kWhole == Whole::kUp;
       bulk_wait_read<0>();  // the tile before has left
       const int panel = kUp ? c.warp : c.warp / 2;
-      fetch_box(maps.in[kUp ? 0 : c.warp % 2], half_panel(s, c.warp, c), &m.fetched[c.group][kUp ? 0 : panel], n0 + panel * kBox,
+      fetch_box(in, half_panel(s, c.warp, c), &m.fetched[c.group][kUp ? 0 : panel], n0 + panel * kBox,
                 m0 + c.group * 64);
     };
     multiply<T, kTileN, !Tiles::kValues, 2, Tiles::kOfNeurons>(d, s, ring, tiles.all_steps(), false, c, fetch);
     if constexpr (kWhole == Whole::kGate) {
       finish_gate<T>(d, b, maps, s, m0, n0, c);
-    } else if constexpr (kWhole == Whole::kUp) {
+    } else if constexpr (kUp) {
       wait_as_warp(&m.fetched[c.group][0], phase), phase ^= 1;
       add_bias<T, kTileN>(d, b.b_up, n0, b.d_ff, c.lane);
       finish_up<T, 4>(d, s, c, false, [](int) { return 0.f; }, [](int) {}, [](int) { return static_cast<int*>(nullptr); });
@@ -227,7 +237,7 @@ __device__ __forceinline__ void consume_whole(const WholeMaps& maps, const Compa
       if (c.lane == 0) send_box(maps.out[0], half_panel(s, c.warp, c), n0 + c.warp * kBox, m0 + c.group * 64);
       __syncwarp();
     } else if constexpr (kWhole == Whole::kDh) {
-      finish_dh<T>(d, b, maps, s, m, m0, n0, c);
+      finish_dh<T>(d, b, maps, in, s, m, m0, n0, c);
     } else {
       constexpr bool kDx = kWhole == Whole::kDx;
       Out* const matrix = static_cast<Out*>(kDx ? b.dx : product == 0 ? b.d_up : product == 1 ? b.d_gate : b.d_down);
@@ -254,12 +264,13 @@ __global__ void __launch_bounds__(kThreads, 1) whole_product(const __grid_consta
   }
   let_next_launch();
   wait_for_launches();
-  if (*b.fits != kAtOnce) return;
+  const int fits = *b.fits;
+  if (fits > kAtOnce || (fits == kFromKept && kWhole < Whole::kDh)) return;
   cluster_sync();
   const WholeTiles<kWhole> tiles(b);
   if (group == 2) {
     registers_down<kProducerRegisters>();
-    if (warp == 0) produce_whole<kWhole>(maps, s, tiles, rank, lane);
+    if (warp == 0) produce_whole<kWhole>(maps, s, tiles, b.plain && fits == kFromKept, rank, lane);
   } else {
     registers_up<kConsumerRegisters>();
     consume_whole<T, Out, kWhole>(maps, b, s, memory, tiles, rank, {group, warp, lane});
@@ -277,7 +288,7 @@ static __global__ void __launch_bounds__(kChooseThreads) choose_dense(const Comp
   bool finite = true;
 #pragma unroll 8
   for (int row = threadIdx.x; row < b.rows; row += kChooseThreads) finite &= b.finite[row] != 0;
-  if (__syncthreads_and(finite) && threadIdx.x == 0) *b.fits = kAtOnce;
+  if (__syncthreads_and(finite) && threadIdx.x == 0) *b.fits = *b.kept.used == kKeptWhole ? kFromKept : kAtOnce;
 }
 
 }  // namespace twell::hopper

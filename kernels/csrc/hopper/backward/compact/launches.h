@@ -12,6 +12,7 @@ struct CompactSizes {
   bool sums_in_gradients;   // whether sums of tiles of dx fit into d_gate and d_up, which are written after dx; else `sums` has them
   bool sums_in_dx;          // whether those of the dense gradients of weights fit into dx, which is written after them
   bool at_once;             // whether the arena has room for all values as matrices, and is to be used so
+  int64_t panels_at;        // the byte of the kept tensor from which on panels lie there, or 0: they are in the arena
 };
 
 // sums: two sides for tiles of dx, or null; plain: without an up branch, b.w_up being zeros. b.panels_of_rows: the arena
@@ -27,7 +28,10 @@ void launch_compact(const Backward& b, int* panel_starts, uint32_t* chunk_starts
   char* const arena = static_cast<char*>(b.panels_of_rows);
   const auto lies_at = [&](char* from) { c.panels_of_rows = c.chunks = from; };
   const auto share_sums = [&](void* first, void* second) { c.sides[0] = static_cast<float*>(first), c.sides[1] = static_cast<float*>(second); };
-  lies_at(arena);
+  const bool apart = sizes.panels_at > 0;
+  char* const panels = apart ? reinterpret_cast<char*>(b.kept.whole) + sizes.panels_at : arena;
+  if (apart) c.panel_bytes = (plain ? 1 : 2) * static_cast<int64_t>(b.rows) * b.d_ff * sizeof(*b.kept.whole) - sizes.panels_at;
+  c.panels_of_rows = panels, c.chunks = arena;
   launch_compact_lists<T>(c, on);
   launch_compact_dh<T>(c, on);
   if (sizes.sums_in_gradients)
@@ -36,10 +40,11 @@ void launch_compact(const Backward& b, int* panel_starts, uint32_t* chunk_starts
     share_sums(sums, static_cast<char*>(sums) + kSide);
   launch_compact_dx<T>(c, on);
   const bool biased = b.d_b_gate != nullptr || b.d_b_up != nullptr;
-  share_sums(arena, arena + kSideOfTwo);
+  share_sums(panels, panels + kSideOfTwo);
   launch_compact_weights<T>(c, on);
   if (biased) launch_compact_bias_sums<T>(c, on);
-  if (sizes.at_once) lies_at(arena), launch_at_once<T>(c, on);
+  lies_at(arena);
+  if (sizes.at_once) launch_at_once<T>(c, on);
   if (sizes.sums_in_dx)
     share_sums(b.dx, static_cast<char*>(b.dx) + kSideOfTwo);
   else

@@ -63,7 +63,7 @@ static __global__ void __launch_bounds__(kListThreads) place_compact_values(cons
   // sums of the weights' gradients lie where the panels were
   const int64_t panels = static_cast<int64_t>(b.panel_starts[b.blocks]) * 2 * kPanelBytes, sums = 3ll * kMostCtas * kPartBytesOfTile;
   const int64_t chunks = static_cast<int64_t>(starts[b.panels]) * kChunkValues * 2;
-  const bool fits = max(panels, sums) + chunks <= b.arena_bytes;
+  const bool fits = b.panel_bytes > 0 ? max(panels, sums) <= b.panel_bytes && chunks <= b.arena_bytes : max(panels, sums) + chunks <= b.arena_bytes;
   const uint32_t first = static_cast<uint32_t>((b.arena_bytes - chunks) / 2);
   if (block == 0) {
     if (thread == 0) *b.fits = fits;

@@ -28,11 +28,11 @@ Tensor readable_down(const Tensor& w_down, const Tensor& w_gate) {
 }
 
 // w_gate, w_up: [d_ff, d_model], the latter none in a plain FFN; w_down: [d_model, d_ff], of float32 too unless it lies by neuron. capacity: values that are
-// kept; offsets: as for ffn_of, in a workspace of so many bytes. Returns y, l1, nnz, fires, finite; and values, unions, tables
+// kept; whole_from: as in Kept, or -1 if there is no room for g and h; offsets: as for ffn_of, in a workspace of so many bytes. Returns y, l1, nnz, fires, finite; and values, unions, tables
 // and the number of counted rows, for the backward pass.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     const Tensor& given_x, const Tensor& given_gate, const Maybe& given_up, const Tensor& given_down, const Maybe& counted, int64_t capacity,
-    const Offsets& offsets, int64_t bytes) {
+    int64_t whole_from, const Offsets& offsets, int64_t bytes) {
   const DeviceGuard guard(given_x.get_device_index());
   const Tensor x = aligned(given_x), w_gate = aligned(given_gate), w_down = readable_down(given_down, w_gate);
   const Maybe w_up = aligned(given_up);
@@ -48,9 +48,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const Tensor y = empty_like(x), l1 = scalar_like(x), counted_rows = unwritten(x, {1}, float32);
   const Tensor nnz = unwritten(x, {f.rows}, int32), fires = unwritten(x, {f.d_ff}, aoti_torch_dtype_int64());
   const Tensor finite = unwritten(x, {f.rows}, aoti_torch_dtype_bool()), l1_parts = unwritten(x, {parts}, float32);
-  const Tensor values = unwritten(x, {3, capacity}, int16), unions = unwritten(x, {blocks, panels * kPanelColumns}, int16);
+  const Tensor values = whole_from < 0 ? unwritten(x, {3, capacity}, int16) : unwritten(x, {w_up ? 2 : 1, f.rows, f.d_ff}, int16),
+               unions = unwritten(x, {blocks, panels * kPanelColumns}, int16);
   f.y = address(y), f.finite = as<uint8_t>(finite), f.nnz = as<int>(nnz);
-  const Kept kept = kept_of(values, unions, tables, f.rows, f.panels, f.d_ff, as<float>(l1_parts));
+  Kept kept = kept_of(values, capacity, unions, tables, f.rows, f.panels, f.d_ff, as<float>(l1_parts));
+  kept.whole_from = static_cast<int>(whole_from);
   launch_rest(f, kept, as<uint8_t>(counted), pass, on);
   launch_totals({f.rows, f.d_ff, static_cast<int>(parts), f.finite, as<uint8_t>(counted), as<float>(l1_parts), kept.fires, as<float>(l1),
                  as<float>(counted_rows), as<int64_t>(fires)},
@@ -90,8 +92,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& given_dy, cons
 
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(
-      TWELL_TRAIN "_call(Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? counted, SymInt capacity, SymInt[] offsets, "
-      "SymInt bytes) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      TWELL_TRAIN "_call(Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? counted, SymInt capacity, SymInt whole_from, "
+      "SymInt[] offsets, SymInt bytes) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       TWELL_TRAIN "_call_backward(Tensor dy, Tensor? d_l1, Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor finite, "
       "Tensor? counted, Tensor values, Tensor unions, Tensor tables, Tensor counted_rows, SymInt[] offsets, SymInt[] repeat, SymInt bytes, "

@@ -21,10 +21,12 @@ inline int rows_of(const Tensor& x) { return static_cast<int>(x.numel() / x.size
 inline int blocks_of(const Tensor& x) { return (rows_of(x) + kBlockRows - 1) / kBlockRows; }
 inline int panels_of(const Tensor& w) { return static_cast<int>((w.size(0) + kPanelColumns - 1) / kPanelColumns); }
 
-// values: [3, capacity] of positions, gates and hidden values, of a call of so many rows; tables: starts, order,
-// union_sizes, fires and used, one after the other.
-inline Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& tables, int rows, int panels, int d_ff, float* l1_parts) {
-  const int64_t capacity = values.size(1), blocks = (rows + kBlockRows - 1) / kBlockRows;
+// values: [3, capacity] of positions, gates and hidden values, of a call of so many rows; or [1 or 2, rows, d_ff] with room for
+// all of g and h, where such values lie at the beginning; tables: starts, order, union_sizes, fires and used, one after the
+// other.
+inline Kept kept_of(const Tensor& values, int64_t capacity, const Tensor& unions, const Tensor& tables, int rows, int panels, int d_ff,
+                    float* l1_parts) {
+  const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
   Kept k{};
   k.rows = rows;
   k.capacity = static_cast<int>(capacity);
@@ -32,10 +34,11 @@ inline Kept kept_of(const Tensor& values, const Tensor& unions, const Tensor& ta
   k.starts = as<int>(tables), k.order = k.starts + blocks * (panels + 1);
   k.union_sizes = k.order + blocks * kBlockRows, k.fires = k.union_sizes + blocks, k.used = k.fires + d_ff;
   k.unions = as<uint16_t>(unions), k.l1_parts = l1_parts;
+  k.whole = values.dim() == 3 ? k.positions : nullptr;
   return k;
 }
 
-constexpr size_t kForwardOffsets = 13, kCompactOffsets = 16;
+constexpr size_t kForwardOffsets = 13, kCompactOffsets = 16, kCompactSizes = 8;
 
 // Rows of each pass of a forward pass: the number that follows its offsets, or all of them.
 inline int rows_of_pass(const Offsets& offsets, int rows) { return offsets.size() > kForwardOffsets ? static_cast<int>(offsets.back()) : rows; }
@@ -80,7 +83,8 @@ inline Ffn some_rows(Ffn f, int first, int pass) {
   f.continues_with_up = f.dense_tiles != nullptr;
   return f;
 }
-inline Kept some_blocks(Kept k, int first, int panels) {
+inline Kept some_blocks(Kept k, int first, int panels, int d_ff) {
+  if (k.whole != nullptr) k.whole += static_cast<int64_t>(first) * kBlockRows * d_ff;
   k.starts += static_cast<int64_t>(first) * (panels + 1), k.order += first * kBlockRows, k.unions += static_cast<int64_t>(first) * panels * kPanelColumns;
   k.union_sizes += first, k.l1_parts += first * kKeepCtas;
   return k;
@@ -101,7 +105,7 @@ inline void launch_rest(const Ffn& f, const Kept& kept, const uint8_t* counted, 
     launch_plan<Value>(some, true, on);
     if (some.w_up != nullptr) launch_up<Value>(some, on);
     launch_down<Value>(some, on);
-    launch_keep<Value>(some, some_blocks(kept, first / kBlockRows, f.panels), counted == nullptr ? nullptr : counted + first, on, first);
+    launch_keep<Value>(some, some_blocks(kept, first / kBlockRows, f.panels, f.d_ff), counted == nullptr ? nullptr : counted + first, on, first);
   }
 }
 
@@ -118,7 +122,7 @@ struct BackwardTensors {
   // marks, before, tokens, token_counts, places, tasks, task_count, panels_of_rows, chunks, parts, arrived. Of a compact pass:
   // rank_of to task_count, panel_starts, chunk_starts, fits, sums, arrived, arena
   const Offsets& offsets;
-  // as for ffn_of, in the same workspace; empty if values has room for all. Of a compact pass: its CompactSizes
+  // as for ffn_of, in the same workspace; empty if values has room for all. Of a compact pass: its CompactSizes, and the capacity
   const Offsets& repeat;
 
   Maybe b_gate{}, b_up{};  // as the kernels read them
@@ -138,9 +142,8 @@ inline void launch_compact_pass(Backward b, const BackwardTensors& t, cudaStream
   char *sums, *arena;
   WorkspaceTensor{t.workspace, t.offsets}.point(b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.tasks,
         b.task_count, panel_starts, chunk_starts, fits, sums, b.arrived, arena);
-  if (t.repeat.size() != 6) throw std::runtime_error("sizes of a compact pass: expected 6, got " + std::to_string(t.repeat.size()));
   const CompactSizes sizes{t.repeat[0], static_cast<int>(t.repeat[1]), static_cast<int>(t.repeat[2]), t.repeat[3] != 0, t.repeat[4] != 0,
-                           t.repeat[5] != 0};
+                           t.repeat[5] != 0, t.repeat[6]};
   b.panels_of_rows = arena;
   launch_compact<Value>(b, panel_starts, chunk_starts, fits, sums, !t.w_up, sizes, on);
 }
@@ -153,11 +156,14 @@ inline void launch_backward(const BackwardTensors& t, void* dx, void* d_gate, vo
   b.float_weights = float_weights;
   b.x = address(t.x), b.dy = address(t.dy), b.w_gate = address(t.w_gate), b.w_up = address(t.w_up ? t.w_up : t.zeros), b.w_down = address(t.w_down);
   b.finite = as<uint8_t>(t.finite), b.counted = as<uint8_t>(t.counted), b.l1_scale = t.l1_scale;
-  b.kept = kept_of(t.values, t.unions, t.tables, b.rows, b.panels, b.d_ff, nullptr);
+  const bool compact = t.offsets.size() == kCompactOffsets;
+  if (compact && t.repeat.size() != kCompactSizes)
+    throw std::runtime_error("sizes of a compact pass: expected 8, got " + std::to_string(t.repeat.size()));
+  b.kept = kept_of(t.values, compact ? t.repeat[7] : t.values.size(1), t.unions, t.tables, b.rows, b.panels, b.d_ff, nullptr);
   b.dx = dx, b.d_gate = d_gate, b.d_up = d_up, b.d_down = d_down, b.adds = t.adds, b.adds_down = t.adds_down;
   b.b_gate = address(t.b_gate), b.b_up = address(t.b_up);
   b.d_b_gate = address(t.d_b_gate), b.d_b_up = address(t.d_b_up), b.d_b_down = address(t.d_b_down);
-  if (t.offsets.size() == kCompactOffsets) return launch_compact_pass(b, t, on);
+  if (compact) return launch_compact_pass(b, t, on);
   Kept again{};
   uint8_t* finite_again = nullptr;
   WorkspaceTensor{t.workspace, t.offsets}.point(again.positions, again.gates, again.hidden, again.starts, finite_again, b.rank_of, b.neuron_at, b.union_ranks, b.marks, b.before, b.tokens, b.token_counts, b.places, b.tasks, b.task_count,
