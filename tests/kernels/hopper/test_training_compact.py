@@ -167,9 +167,9 @@ def test_what_fits_has_the_bits_of_the_worst_cases_workspace(monkeypatch: pytest
     tensors = made(4097, 512, 1024, shift)
     monkeypatch.setattr(hopper_compact, "FORWARD_ROWS", 8192)
     monkeypatch.setattr(hopper_compact, "ROOM", 1e6)
-    out, grads = ours(tensors, capacity=1024)
+    out, grads = ours(tensors, capacity=512)
     monkeypatch.setattr(hopper_compact, "ENABLED", False)
-    other, want = ours(tensors, capacity=1024)
+    other, want = ours(tensors, capacity=512)
     for name, got, its in zip(("y", "l1", "fires", *NAMES), (out.y, out.l1, out.fires, *grads),
                               (other.y, other.l1, other.fires, *want), strict=True):  # fmt: skip
         assert torch.equal(got, its), name
