@@ -123,6 +123,16 @@ def test_blocks_that_fire_much_and_others(low: int, gated: bool) -> None:
     assert torch.equal(out.nnz.cpu(), many.clamp(max=1032).int())
 
 
+def test_blocks_that_fire_every_neuron_by_rows_that_fire_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their union is all neurons, as where much fires, but their values lie as words."""
+    monkeypatch.setattr(hopper_compact, "WHOLE_FROM", 0.05)
+    tensors = made(1025, 136, 1032, -1.45)
+    fired = (tensors[0].float() @ tensors[1].float().t() > 0)[:1024]
+    assert 0.06 < float(fired.float().mean()) < 10 / 128
+    assert float(fired.view(-1, 128, 1032).any(1).float().mean()) > 0.99
+    assert_as_made_again(tensors)
+
+
 @pytest.mark.parametrize("gated", [True, False])
 def test_errors_of_unlike_blocks_are_denses(gated: bool) -> None:
     """Against float64, as what is kept and what is made again could be wrong in the same way."""
