@@ -104,7 +104,6 @@ def choose(
 
 def run(params: FFNParams, kernel: str) -> tuple[Tensor, Stats]:
     """Check the parameters of a call and run it: y [..., d_model] and its Stats. kernel: as in `choose`."""
-    cpu.run_on_one_thread_if_forked()
     try:
         x, (d_ff, d_model) = params.checked().x, params.w_gate.shape
         name, _ = _first(x.device, x.dtype, d_model, d_ff, params.n, kernel, params)

@@ -36,23 +36,15 @@ LEVELS = {"portable": (), **({"avx2": AVX2, "avx512": AVX512} if X86 else {})}
 FLAGS = ("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", *["-DTWELL_X86"] * X86)
 TOO_OLD = X86 and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 
-_forked = False
 
-
-def _note_fork() -> None:
-    """Note that this process was forked after this module was imported."""
-    global _forked
-    _forked = True
+def _run_on_one_thread() -> None:
+    """Set torch's threads to one, as torch's own workers that load data do: those of the parent are not in a fork."""
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
-
-
-def run_on_one_thread_if_forked() -> None:
-    """Set torch's threads to one in a forked child, as its own workers that load data do; they cannot be more there."""
-    if _forked and torch.get_num_threads() > 1:
-        torch.set_num_threads(1)
+    os.register_at_fork(after_in_child=_run_on_one_thread)
 
 
 def fake(x: Tensor, w_gate: Tensor, *rest: Any) -> list[Tensor]:
