@@ -25,20 +25,15 @@ demo: $(VENV)/.demo
 # Three more processes than processors, up to five: some tests wait for a browser or for another process, and the types are
 # checked beside them. Tests that go by the clock run when the others have ended, with nothing beside them.
 PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(5, os.cpu_count() + 3))')
-PYTEST     = $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder -m 'not alone'
-# Each process would compile tests and libraries for itself, 17 s of it, so in a new environment one does so first, beside
-# the types.
+PYTEST     = $(BIN)/python -m pytest --processes=$(PROCESSES)
 test: lint
-	@$(BIN)/mypy & types=$$!; [ $(VENV)/.imported -nt $(VENV)/.test ] || \
-		{ $(BIN)/python -m pytest --collect-only -qq >/dev/null; touch $(VENV)/.imported; }; \
-		$(PYTEST); tests=$$?; wait $$types && exit $$tests
-	@$(BIN)/python -m pytest -m alone $(shell grep -lr --include='test_*.py' mark.alone tests)
+	@$(BIN)/mypy & types=$$!; $(PYTEST); tests=$$?; wait $$types && exit $$tests
 
 # Before each commit: lint, types, and the tests that a change breaks most often, without captures, servers and compilers.
 QUICK = $(addprefix tests/,architecture/test_rooms.py kernels/test_layout.py kernels/test_checks.py kernels/test_modules.py \
 	workbench/run/test_manifest.py workbench/run/test_writer.py workbench/text workbench/test_cli.py analysis/activity \
 	analysis/tokens analysis/speed app/ui/test_formatting.py app/test_pages.py)
-# Nothing there waits, and a further process takes 5 s to collect, so there is one for each of two processors.
+# Nothing there waits, so there is one process for each of two processors.
 quick: PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(2, os.cpu_count()))')
 quick: lint
 	@$(BIN)/mypy & types=$$!; $(PYTEST) $(QUICK); tests=$$?; wait $$types && exit $$tests

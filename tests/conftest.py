@@ -11,15 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from support import processes  # before what counts processors as it is imported
 
 from twell.workbench import cli
 from twell.workbench.options import DemoOptions
 from twell.workbench.run.manifest import Manifest
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the processors already: threads of each would only wait
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+pytest_plugins = ["support.processes"]
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="twell-state-")  # tests leave the user's own alone
 os.environ.setdefault("GOMP_SPINCOUNT", cli.SPIN)  # as on the command line; read once, by what comes with torch
 gc.disable()  # until all is imported: what is imported stays
@@ -48,6 +47,8 @@ def made_manifest(layers: int = 3, d_ff: int = 64, **fields: Any) -> Manifest:
 
 def made_activity(sequences: int, length: int, layers: int = 3, first: int = 0, seed: int = 0) -> dict[str, Any]:
     """Return activity columns of `sequences` sequences of `length` tokens, with random counts below 64."""
+    import numpy as np
+
     rng = np.random.default_rng(seed + first)
     n = sequences * length
     position = np.tile(np.arange(length, dtype=np.int32), sequences)
@@ -82,7 +83,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Tests read the run and never change it. `.ci/run` captures all of the text, by the command.
     """
     ours = tmp_path_factory.getbasetemp()
-    folder = (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / "demo"
+    folder = (ours.parent if processes.OWN in os.environ else ours) / "demo"
     folder.mkdir(exist_ok=True)
     out = folder / "runs" / "demo"
     with (folder / "captured").open("a") as note, pytest.MonkeyPatch.context() as changed:
@@ -147,6 +148,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     assert all(path.exists() for path in RANK), "a file of LONGEST has moved"
     assert len(RANK) == sum(map(len, LONGEST)), "a file stands in LONGEST twice"
     items.sort(key=lambda item: RANK.get(item.path, (len(LONGEST), 0)))
+    for item in items:
+        if item.path in RANK:
+            item.stash[processes.ROW], _ = RANK[item.path]
     if further := further_cases(items):
         items[:] = [item for item in items if item not in further]
         config.hook.pytest_deselected(items=list(further))
@@ -168,17 +172,3 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
     gc.enable()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a file to one process, and the files of a row of LONGEST too."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.split("::")[0]
-            row, _ = RANK.get(config.rootpath / file, (-1, 0))
-            return file if row < 0 else LONGEST[row][0]
-
-    return Scheduling(config, log)

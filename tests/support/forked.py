@@ -1,19 +1,25 @@
 """Captures and trainings in processes of their own, forked from one that has imported everything and run nothing.
 
 Importing torch and transformers takes a process 5 s, a fork some milliseconds. The first fork of a test process starts
-the one that all others are forked from.
+the one that all others are forked from; where the test process was forked itself and has begun no thread yet, it is the
+fork of that one.
 """
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from support.processes import OWN, other_threads
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
@@ -24,6 +30,30 @@ FORKED.set_forkserver_preload(
         "transformers.models.llama.modeling_llama",
     ]
 )
+
+
+_spawned = util.spawnv_passfds
+
+
+def _begun(path: Any, words: Any, kept: list[int]) -> int:
+    """Begin a process for a command line of Python: a fork of this one, which has imported what is asked for, if it
+    may be; return its id. kept: its open files"""
+    if OWN not in os.environ or other_threads() or "multiprocessing.forkserver" not in words[-1]:
+        return _spawned(path, words, kept)
+    if child := os.fork():
+        return child
+    try:
+        atexit._clear()
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) not in kept:
+                with suppress(OSError):
+                    os.close(int(name))
+        exec(words[-1], {})
+    finally:
+        os._exit(0)
+
+
+util.spawnv_passfds = _begun  # by which `multiprocessing` starts the process that others are forked from
 
 
 def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:

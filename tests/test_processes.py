@@ -1,0 +1,92 @@
+"""Tests that run in forked processes: each is reported, whatever becomes of its process, and those `alone` run last."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FILES = {
+    "test_a.py": """
+        import os, pytest
+        def test_passes(once, tmp_path):
+            (tmp_path / "x").touch()
+        def test_fails():
+            print("said by the test")
+            assert os.environ["TWELL_TEST_FOLDER"] == "none"
+        def test_ends_its_process():
+            os._exit(7)
+        def test_after_that(once):
+            pass
+        @pytest.mark.alone
+        def test_alone():
+            assert len((HERE / "begun").read_text().split()) == 6, "another test is left"
+            assert os.environ.get("OMP_NUM_THREADS") is None
+        """,
+    "test_b.py": """
+        import os, pytest, time, warnings
+        def test_runs_beside(once):
+            time.sleep(0.7)
+            warnings.warn("heard of")
+            assert os.environ["OMP_NUM_THREADS"] == "1"
+        @pytest.mark.skip(reason="why not")
+        def test_skipped():
+            pass
+        """,
+    "test_c.py": """
+        def test_in_a_process_of_another_file(once):
+            pass
+        """,
+    "conftest.py": """
+        import os, pytest
+        @pytest.fixture(scope="session")
+        def once():
+            number = os.path.basename(os.environ["TWELL_TEST_FOLDER"])
+            with (HERE / f"once-{number}").open("x"):  # fails where the session's are made twice in a process
+                yield
+            (HERE / f"closed-{number}").touch()
+        def pytest_runtest_setup(item):
+            if "alone" not in item.keywords:
+                with (HERE / "begun").open("a") as file:
+                    file.write(item.name + "\\n")
+        """,
+}
+
+
+def ran(folder: Path, *options: str) -> str:
+    """Run the tests of a folder in two processes; return what pytest says."""
+    for name, text in FILES.items():
+        lines = text.replace("HERE", f"__import__('pathlib').Path({str(folder)!r})").splitlines()
+        (folder / name).write_text("\n".join(line[8:] for line in lines))
+    command = [sys.executable, "-m", "pytest", "-p", "support.processes", "--processes=2", "-rA", *options, str(folder)]
+    command += [
+        "-c",
+        "/dev/null",
+        "--rootdir",
+        str(folder),
+        "-p",
+        "no:cacheprovider",
+        "--basetemp",
+        str(folder / "tmp"),
+    ]
+    command += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=HERE)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_each_test_is_reported(tmp_path: Path) -> None:
+    said = ran(tmp_path)
+    assert "2 failed, 5 passed, 1 skipped, 1 warning" in said, said
+    assert "said by the test" in said
+    assert "UserWarning: heard of" in said
+    assert "The process of this test ended with 7" in said
+    assert said.index("test_after_that") < said.index("test_alone")
+    assert [*tmp_path.glob("once-*")] and [*tmp_path.glob("closed-*")]
+
+
+def test_no_test_begins_after_the_last_failure_allowed(tmp_path: Path) -> None:
+    said = ran(tmp_path, "-x")
+    assert "1 failed, " in said and "test_alone" not in said and "stopping after 1 failures" in said
+    assert "test_ends_its_process" not in (tmp_path / "begun").read_text()
