@@ -53,6 +53,7 @@ TESTS = {
         f"not worst and not repeated and {ONE_WAY}",
     ),
     "activation.cuh": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", ONE_WAY),
+    "few_rows/": (f"{HOPPER}/test_few_rows.py", "-k", "pairs or each_way or density"),
     "mid_rows/": (
         f"{HOPPER}/test_mid_rows.py",
         f"{HOPPER}/test_activations.py",
@@ -122,7 +123,7 @@ def write_sources(folder: Path) -> None:
 
 def libraries_of(tests: str) -> list[build.Library]:
     """Return the libraries whose faults some of TESTS are to catch: of training, or of inference."""
-    if tests == "mid_rows/":
+    if tests in ("few_rows/", "mid_rows/"):
         return [hopper_libraries.library(relu2, False) for relu2 in (False, True)]
     return [hopper_backward.library(relu2) for relu2 in (False, True)]
 

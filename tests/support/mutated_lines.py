@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-BACKWARD, MID_ROWS = "hopper/backward/", "hopper/mid_rows/"
+BACKWARD, FEW_ROWS, MID_ROWS = "hopper/backward/", "hopper/few_rows/", "hopper/mid_rows/"
 
 
 class Mutant(NamedTuple):
@@ -197,4 +197,19 @@ MUTANTS = [
         ("*b.kept.used == kKeptWhole ? kFromKept : kAtOnce", "kAtOnce"),
     ),
     *_of("compact/lists.cuh", ("max(panels, sums) <= b.panel_bytes", "true")),
+    *_of(
+        "rows16_pairs.cuh",
+        ("rows != 0 && at < kRows16Pairs", "rows != 0 && at < kRows16Pairs - 1"),
+        ("there ? at + i : at", "at"),
+        ("first + pair.neuron", "pair.neuron"),
+        ("min(from + each, f.d_model)", "from + min(each, 256)"),
+        ("lane == 0 && at + i < group.count", "lane == 0 && i == 0"),
+        folder=FEW_ROWS,
+    ),
+    *_of(
+        "rows16_gate_up.cuh",
+        ("s.pairs.count <= kRows16Pairs", "s.pairs.count <= kRows16Pairs + 1"),
+        ("static_cast<uint32_t>(s.gates[neuron][row] > 0.f)", "static_cast<uint32_t>(s.gates[neuron][row] > 1.f)"),
+        folder=FEW_ROWS,
+    ),
 ]

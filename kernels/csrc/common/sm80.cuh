@@ -23,6 +23,27 @@ __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
+// Loads that return zeros, and read nothing, unless `inside`; many of them are in flight at once.
+__device__ __forceinline__ uint4 load_16(const void* global, bool inside) {
+  uint4 v;
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"
+      " mov.b32 %0, 0;\n mov.b32 %1, 0;\n mov.b32 %2, 0;\n mov.b32 %3, 0;\n"
+      " @p ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(global), "r"(static_cast<int>(inside)));
+  return v;
+}
+__device__ __forceinline__ uint2 load_8(const void* global, bool inside) {
+  uint2 v;
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n mov.b32 %0, 0;\n mov.b32 %1, 0;\n"
+      " @p ld.global.v2.b32 {%0, %1}, [%2];\n}\n"
+      : "=&r"(v.x), "=&r"(v.y)
+      : "l"(global), "r"(static_cast<int>(inside)));
+  return v;
+}
+
 // Loads four matrices of 8 rows of 16 bytes. Lane 8 i + j passes the address of row j of matrix i, and receives the
 // pair 2 (lane % 4) of row lane / 4 of each (transposed: of column lane / 4).
 template <bool kTransposed>

@@ -42,13 +42,35 @@ def test_as_many_neurons_of_a_group_as_each_way_takes_and_one_more(n: int, gated
     """So many of the second group fire, each in one row; of the others none, but all of the last, which is not full."""
     one = make(n, 200, 1016, 0, gated=gated)
     one.x[:] = torch.eye(200, device=CUDA, dtype=one.x.dtype)[:n]
-    for fired in (0, 1, 15, 16, 17, 31, 32, 33, 47, 48):
+    for fired in (0, 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48):
         one.w_gate[:] = -1
         neuron = torch.cat([torch.arange(48, 48 + fired), torch.arange(1008, 1016)]).to(CUDA)
         one.w_gate[neuron, neuron % n] = (1 + neuron % 3).to(one.w_gate.dtype)
         got = hopper.run(one)
         assert int(got[1].nnz.sum()) == fired + 8
         assert_as(f"{fired} fired", got, reference.run(one))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [8, 16], ids=lambda n: f"{n} rows")
+@pytest.mark.parametrize("d_model", [136, 4168], ids=lambda k: f"{k} wide")
+@pytest.mark.parametrize("d_ff", [1016, 8200], ids=["48 to a group", "64"])
+def test_single_pairs_of_neurons_and_rows(n: int, d_model: int, d_ff: int) -> None:
+    """As many pairs of a group as are multiplied one by one, and one more: of a neuron and rows, or of several."""
+    group = 48 if d_ff == 1016 else 64
+    one = make(n, d_model, d_ff, 0, bias=True, probes="counts", layout=None, want_packed=False)
+    one.b_gate.zero_()  # type: ignore[union-attr]
+    one.x[:, :n] = torch.eye(n, device=CUDA, dtype=one.x.dtype)
+    for pairs in [(3, 7), (3, 8), (3, n), (1, 8), (2, 4), (2, 5), (8, 1), (9, 1)]:
+        neurons, rows = pairs
+        one.w_gate.zero_()
+        one.w_gate[:, :n] = -1
+        for neuron in range(group, group + neurons):
+            which = torch.arange(neuron, neuron + rows, device=CUDA) % n
+            one.w_gate[5 * neuron % group + group, which] = 2
+        got = hopper.run(one)
+        assert int(got[1].nnz.sum()) == neurons * rows
+        assert_as(f"{pairs}", got, reference.run(one))
 
 
 @pytest.mark.gpu
@@ -193,7 +215,7 @@ def test_wide_groups_as_each_way_takes_and_one_more(n: int, gated: bool) -> None
     one = make(n, 200, 8200, 0, gated=gated, bias=True, probes="counts", layout=None, want_packed=False)
     one.x[:] = torch.eye(200, device=CUDA, dtype=one.x.dtype)[:n]
     one.b_gate.zero_()  # type: ignore[union-attr]
-    for fired in (0, 1, 16, 17, 32, 33, 48, 63, 64):
+    for fired in (0, 1, 8, 9, 16, 17, 32, 33, 48, 63, 64):
         one.w_gate[:] = -1
         neuron = torch.cat([torch.arange(64, 64 + fired), torch.arange(8192, 8200)]).to(CUDA)
         one.w_gate[neuron, neuron % n] = (1 + neuron % 3).to(one.w_gate.dtype)

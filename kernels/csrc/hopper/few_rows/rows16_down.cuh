@@ -7,27 +7,6 @@
 
 namespace twell::hopper {
 
-// Loads that return zeros, and read nothing, unless `inside`; many of them are in flight at once.
-__device__ __forceinline__ uint4 load_16(const void* global, bool inside) {
-  uint4 v;
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"
-      " mov.b32 %0, 0;\n mov.b32 %1, 0;\n mov.b32 %2, 0;\n mov.b32 %3, 0;\n"
-      " @p ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
-      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-      : "l"(global), "r"(static_cast<int>(inside)));
-  return v;
-}
-__device__ __forceinline__ uint2 load_8(const void* global, bool inside) {
-  uint2 v;
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n mov.b32 %0, 0;\n mov.b32 %1, 0;\n"
-      " @p ld.global.v2.b32 {%0, %1}, [%2];\n}\n"
-      : "=&r"(v.x), "=&r"(v.y)
-      : "l"(global), "r"(static_cast<int>(inside)));
-  return v;
-}
-
 constexpr int kRows16Outputs = 64, kRows16Splits = 4, kRows16Share = kRows16Outputs / kRows16Splits,
               kRows16Slots = kRows16Splits * kRows16Warps;
 
@@ -167,14 +146,14 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int g = base + i * kRows16Slots;
-        list[i] = load_8(lists + static_cast<uint32_t>(g * sizeof(Rows16Group<kNeurons>) + 32 * step),
+        list[i] = sm80::load_8(lists + static_cast<uint32_t>(g * sizeof(Rows16Group<kNeurons>) + 32 * step),
                          g < space.groups && 16 * step < kRows16Gathered);
       }
     };
     const auto hidden = [&](uint2(&b)[kTiles], int g, int step, bool there) {
 #pragma unroll
       for (int n = 0; n < kTiles; ++n)
-        b[n] = load_8(h + static_cast<uint32_t>((g * kNeurons / 4 + 4 * step) * Down::kRows * 4 + 32 * n), there);
+        b[n] = sm80::load_8(h + static_cast<uint32_t>((g * kNeurons / 4 + 4 * step) * Down::kRows * 4 + 32 * n), there);
     };
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -214,7 +193,7 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
         for (int e = 0; e < 4; ++e) {
           const uint32_t neuron = (e & 2 ? list[i].y : list[i].x) >> 16 * (e & 1) & 0xffffu;
           a[i][e] =
-              load_16(w + neuron * static_cast<uint32_t>(f.d_model), inside && 16 * step + 4 * quad + e < count[i]);
+              sm80::load_16(w + neuron * static_cast<uint32_t>(f.d_model), inside && 16 * step + 4 * quad + e < count[i]);
         }
         hidden(b[i], base + i * kRows16Slots, step, 16 * step < count[i]);
       }

@@ -1,7 +1,7 @@
 // The gate and up products of up to 16 rows: a group of neurons for a CTA, whose warps divide k.
 #pragma once
 
-#include "hopper/few_rows/rows16.cuh"
+#include "hopper/few_rows/rows16_pairs.cuh"
 
 namespace twell::hopper {
 
@@ -18,6 +18,7 @@ struct Rows16Gate {
     uint32_t fires[2], broken;  // a bit a neuron that any row fires; a bit a row that is not finite
     int counts[kRows];
     uint16_t list[kNeurons];  // the neurons that fire, ascending
+    Rows16Pairs pairs;
   };
   static constexpr int kBytes = kRows16Warps * kRingBytes + sizeof(Shared) + 1024;  // the start is aligned by hand
 };
@@ -53,17 +54,19 @@ struct Rows16Warp {
     async_commit();
   }
 
-  // Writes the sums of 16 kM neurons to the warp's ring: [neurons][kPitch].
+  // The warp's sums after a product: [neurons][kPitch].
+  __device__ __forceinline__ float (*sums() const)[Gate::kPitch] { return reinterpret_cast<float(*)[Gate::kPitch]>(ring); }
+
+  // Writes the sums of 16 kM neurons to the warp's ring.
   template <int kM>
   __device__ __forceinline__ void store(const float (&d)[kM][kTiles][4]) const {
-    float(*sums)[Gate::kPitch] = reinterpret_cast<float(*)[Gate::kPitch]>(ring);
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int n = 0; n < kTiles; ++n)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          *reinterpret_cast<float2*>(&sums[16 * m + 8 * h + lane / 4][8 * n + 2 * (lane % 4)]) =
+          *reinterpret_cast<float2*>(&sums()[16 * m + 8 * h + lane / 4][8 * n + 2 * (lane % 4)]) =
               make_float2(d[m][n][2 * h], d[m][n][2 * h + 1]);
   }
 
@@ -204,15 +207,27 @@ __device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles, kNe
   }
 }
 
-// Lists the `count` neurons whose bits are set in `fires`: in shared memory by their number in the CTA, and in `group`
-// by their number in the FFN, with zeros after them. Copies to `group` how many each row fires.
+// A bit a row that fires a neuron.
+template <int kTiles, int kNeurons>
+__device__ __forceinline__ uint32_t rows_that_fire(const typename Rows16Gate<kTiles, kNeurons>::Shared& s, int neuron) {
+  uint32_t rows = 0;
+#pragma unroll
+  for (int row = 0; row < Rows16Gate<kTiles, kNeurons>::kRows; ++row) rows |= static_cast<uint32_t>(s.gates[neuron][row] > 0.f) << row;
+  return rows;
+}
+
+// Lists the `count` neurons whose bits are set in `fires`: in shared memory by their number in the CTA, with their pairs if
+// they are few, and in `group` by their number in the FFN, with zeros after them. Copies to `group` how many each row fires.
 template <int kTiles, int kNeurons>
 __device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles, kNeurons>::Shared& s, Rows16Group<kNeurons>& group, uint64_t fires,
                                             int count, int first) {
   const int thread = threadIdx.x;
   if (thread < kNeurons) {
     const int place = __popcll(fires & ((1ull << thread) - 1));
-    if (fires >> thread & 1) s.list[place] = thread, group.list[place] = first + thread;
+    if (fires >> thread & 1) {
+      s.list[place] = thread, group.list[place] = first + thread;
+      if (count <= kRows16Pairs) s.pairs.add(thread, place, rows_that_fire<kTiles, kNeurons>(s, thread));
+    }
     if (thread >= count) group.list[thread] = 0;
   }
   if (thread < Rows16Gate<kTiles, kNeurons>::kRows) group.counts[thread] = s.counts[thread];
@@ -258,7 +273,7 @@ __global__ void __launch_bounds__(kRows16Threads + 32)
   const bool scout = warp == kRows16Warps;  // a warp that prefetches what comes next into the L2
   if (thread < kRows16Warps * Gate::kDepth) barrier_init(&s.full[0][thread], 1);
   if (thread < Gate::kRows) s.counts[thread] = 0;
-  if (thread == 0) barrier_init(&s.begun, 1), s.fires[0] = s.fires[1] = s.broken = 0;
+  if (thread == 0) barrier_init(&s.begun, 1), s.fires[0] = s.fires[1] = s.broken = 0, s.pairs.count = 0;
   fence_barrier_init();
   __syncthreads();
   let_next_launch();
@@ -287,6 +302,8 @@ __global__ void __launch_bounds__(kRows16Threads + 32)
   __syncthreads();
   if (scout) {
     prefetch_after_rows16_gate<T, kNeurons>(f, s.list, first, count, all_weights, lane);
+  } else if (f.w_up != nullptr && count > 0 && count <= kRows16Pairs && s.pairs.count <= kRows16Pairs) {
+    sum_pairs<T>(f, s.pairs, first, mine.sums(), warp, lane);
   } else if (f.w_up != nullptr && count > 0) {
     rows16_up_product(mine, f, x_map, up_map, s.list, first, count, all_weights);
   }

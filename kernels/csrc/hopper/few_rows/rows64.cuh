@@ -18,7 +18,7 @@
 
 namespace twell::hopper {
 
-constexpr int kRows64Words = kRows64Max / 32, kRows64Producers = 128, kRows64Stages = 16, kRows64Late = 2;
+constexpr int kRows64Words = kRows64Max / 32, kRows64Producers = 128, kRows64Stages = 16;
 constexpr int kRows64Gathered = 32;  // with more neurons than this, all 48 up weights are fetched, else one by one
 constexpr int kRows64WeightBytes = kGroupNeurons * kTileK * 2;
 constexpr int kDownOutputs = 64, kDownSplits = 3;

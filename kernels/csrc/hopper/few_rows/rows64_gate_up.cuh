@@ -186,7 +186,7 @@ __device__ __forceinline__ void consume_rows64_up(float (&d)[kGroupNeurons / 2],
   const auto gathered = [&](int stage, uint32_t phase) {
     if (all_weights) return;
     barrier_wait(&s.gathered[stage], phase);
-    if (!announces_late(kTiles)) fence_async_proxy();  // else the threads that copied have made it
+    fence_async_proxy();  // threads have copied through the generic proxy
   };
 #pragma unroll
   for (float& sum : d) sum = 0.f;

@@ -7,9 +7,7 @@ namespace twell::hopper {
 
 constexpr int rows64_consumers(int tiles) { return 128 * tiles; }  // one warpgroup for each tile of a stage
 constexpr int kRows64Listers = (kGroupNeurons + 31) / 32 * 32;     // threads that list what fires: whole warps
-// Whether gathered copies are announced late, by warps: a ring of large stages is too short for that, and there each
-// copy announces itself.
-constexpr bool announces_late(int tiles) { return tiles == 2; }
+constexpr int kRows64Gatherers = kRows64Producers - 32;            // threads that copy weights of what fires
 
 template <int kTiles>
 struct __align__(16) Rows64Shared {
@@ -57,13 +55,12 @@ __device__ __forceinline__ void load_rows64(Stages& s, const CUtensorMap& x_map,
 template <typename T, int kTiles>
 __device__ __forceinline__ void gather_rows64(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list,
                                               int count, int first, int d_model) {
-  constexpr int kApart = (kRows64Producers - 32) / 8, kRounds = (kRows64Gathered + kApart - 1) / kApart;
+  constexpr int kApart = kRows64Gatherers / 8, kRounds = (kRows64Gathered + kApart - 1) / kApart;
   const int thread = threadIdx.x % kRows64Producers - 32, row = thread / 8, chunk = thread % 8;
   uint32_t offset[kRounds];
 #pragma unroll
   for (int j = 0; j < kRounds; ++j)
     offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * d_model : 0;
-  Announcer<kRows64Late> announcer{gathered, s.count};
   each_stage<kTiles>(s, d_model, [&](int tile) {
     const uint32_t to = smem_address(s.here()) + chunk * 16;
 #pragma unroll 1
@@ -78,12 +75,8 @@ __device__ __forceinline__ void gather_rows64(Stages& s, uint64_t* gathered, con
                       inside);
       }
     }
-    if constexpr (announces_late(kTiles))
-      announcer.requested();
-    else
-      async_arrive(&gathered[s.at]);
+    async_arrive(&gathered[s.at]);  // who waited to announce several stages at once would have fewer in flight
   });
-  if constexpr (announces_late(kTiles)) announcer.rest();
 }
 
 // Prepares the barriers of `stages` stages, for the gate's product and the up product, and clears what consumers mark.
@@ -93,7 +86,7 @@ __device__ __forceinline__ void begin_rows64(Rows64Shared<kTiles>& s, int stages
   for (int i = 0; i < stages; ++i) {
     for (int j = 0; j < 2; ++j)
       barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], rows64_consumers(kTiles) / 32);
-    barrier_init(&s.gathered[i], announces_late(kTiles) ? kRows64Producers / 32 - 1 : kRows64Producers - 32);
+    barrier_init(&s.gathered[i], kRows64Gatherers);
   }
   barrier_init(&s.listed, kRows64Listers);
   fence_barrier_init();
