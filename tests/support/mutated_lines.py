@@ -203,7 +203,7 @@ MUTANTS = [
         ("there ? at + i : at", "at"),
         ("first + pair.neuron", "pair.neuron"),
         ("min(from + each, f.d_model)", "from + min(each, 256)"),
-        ("lane == 0 && at + i < group.count", "lane == 0 && i == 0"),
+        ("lane == i ? sum[i] : mine", "lane == 0 ? sum[0] : mine"),
         folder=FEW_ROWS,
     ),
     *_of(

@@ -10,8 +10,8 @@ namespace twell::hopper {
 
 constexpr int kRows16Pairs = 8;  // up to so many pairs of a group; with more, the product is faster
 
-struct Rows16Pair {
-  uint8_t neuron, place, row;  // of the group; in the list of those that fire; of the call
+struct alignas(4) Rows16Pair {  // read as a word
+  uint8_t neuron, place, row;   // of the group; in the list of those that fire; of the call
 };
 
 // The pairs of a group, in any order: each is summed by itself. Those past kRows16Pairs are counted alone.
@@ -31,16 +31,17 @@ template <typename T, int kPitch>
 __device__ __forceinline__ void sum_pairs(const Ffn& f, const Rows16Pairs& group, int first, float (*sums)[kPitch], int warp, int lane) {
   constexpr int kAtOnce = 4;
   const int each = ((f.d_model + 63) / 64 + kRows16Warps - 1) / kRows16Warps * 64, from = warp * each, to = min(from + each, f.d_model);
+  const int count = group.count;
   const T *x = static_cast<const T*>(f.x), *w = static_cast<const T*>(f.w_up);
 #pragma unroll 1
-  for (int at = 0; at < group.count; at += kAtOnce) {
+  for (int at = 0; at < count; at += kAtOnce) {
     float sum[kAtOnce] = {};
 #pragma unroll 1
     for (int k = from + 8 * lane; k < to; k += 256) {
       uint4 weights[kAtOnce], values[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const bool there = at + i < group.count;
+        const bool there = at + i < count;
         const Rows16Pair pair = group.pairs[there ? at + i : at];
         weights[i] = sm80::load_16(w + static_cast<int64_t>(first + pair.neuron) * f.d_model + k, there);
         values[i] = sm80::load_16(x + static_cast<int64_t>(pair.row) * f.d_model + k, there);
@@ -55,11 +56,16 @@ __device__ __forceinline__ void sum_pairs(const Ffn& f, const Rows16Pairs& group
           for (int e = 0; e < 2; ++e) sum[i] = fmaf(half_of<T>(a[j], e), half_of<T>(b[j], e), sum[i]);
       }
     }
+    float mine = 0.f;  // of the lane-th pair
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) sum[i] += __shfl_xor_sync(~0u, sum[i], step);
-      if (lane == 0 && at + i < group.count) sums[group.pairs[at + i].place][group.pairs[at + i].row] = sum[i];
+      mine = lane == i ? sum[i] : mine;
+    }
+    if (lane < kAtOnce && at + lane < count) {
+      const Rows16Pair pair = group.pairs[at + lane];
+      sums[pair.place][pair.row] = mine;
     }
   }
 }
