@@ -62,6 +62,14 @@ HOSTILE = {
 def _prepared_once() -> None:
     """Let Streamlit scan the installed packages for components, 0.2 s, and compile pages once, not for each AppTest."""
     manifest_scanner.scan_component_manifests = functools.cache(manifest_scanner.scan_component_manifests)
+    polled = local_script_runner.require_widgets_deltas
+
+    def awaited(runner: Any, timeout: float = 3) -> None:
+        """Wait for the end of a script's thread, which asking for it a thousand times a second would hold up."""
+        runner._script_thread.join(timeout)
+        polled(runner, timeout)
+
+    local_script_runner.require_widgets_deltas = awaited
     app_test.ScriptCache = local_script_runner.ScriptCache = functools.cache(ScriptCache)
     # plotly takes the name of each property apart, letter by letter, each time one is set: 3 % of the tests of pages
     basedatatypes._str_to_dict_path_full = functools.cache(basedatatypes._str_to_dict_path_full)
