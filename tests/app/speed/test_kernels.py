@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import time
@@ -130,6 +131,16 @@ def test_what_is_asked_of_twell_bench_is_what_it_takes(made_run: Run) -> None:
         assert {word for word in arguments if word.startswith("--")} <= flags
 
 
+def stopped_after_a_layer(run: Path) -> int:
+    """Stop the process that measures into a run once it has written a layer; return its id."""
+    while not any(part.table == "bench" for part in open_run(run).manifest.parts):
+        time.sleep(0.02)
+    lines = {path.parent.name: path.read_bytes().split(b"\0") for path in Path("/proc").glob("[0-9]*/cmdline")}
+    (number,) = (int(name) for name, words in lines.items() if b"bench" in words and str(run).encode() in words)
+    os.kill(number, signal.SIGSTOP)
+    return number
+
+
 def test_a_measurement_begins_appears_as_it_goes_and_ends_well(bundled_run: Path, growing_page: Watched) -> None:
     page = growing_page.page
     growing_page.open("/kernels?run=tiny", ".js-plotly-plot")
@@ -137,8 +148,12 @@ def test_a_measurement_begins_appears_as_it_goes_and_ends_well(bundled_run: Path
     page.get_by_role("button", name="Measure now").click()
     page.get_by_role("button", name="Measure", exact=True).click()
     page.wait_for_selector(".st-key-job")
-    page.get_by_text("Measured side by side").wait_for(timeout=120_000)
-    assert page.locator(".st-key-job").count() == 1, "the first layer stands there while others are being timed"
+    process = stopped_after_a_layer(bundled_run)
+    try:
+        page.get_by_text("Measured side by side").wait_for(timeout=120_000)
+        assert page.locator(".st-key-job").count() == 1, "the first layer stands there while others are being timed"
+    finally:
+        os.kill(process, signal.SIGCONT)
     page.wait_for_selector(".st-key-job", state="detached", timeout=180_000)
     growing_page.settle()
     assert page.locator('[data-testid="stAlert"]').count() == 0
