@@ -2,12 +2,13 @@
 
 Nothing is fetched: the extensions that DuckDB would load from the network by itself are switched off, and Parquet is
 built in. Summaries are not read through an engine: they are small, and pyarrow reads them faster than one starts.
-Cost: 15 ms to open. Memory is limited to half of the machine's, at most 1.5 GiB; past that DuckDB spills to a temporary
-folder.
+Cost: 15 ms for the first engine of a process, 2 for another: they are connections of one DuckDB. Its memory is limited
+to half of the machine's, at most 1.5 GiB; past that it spills to a temporary folder.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections import deque
@@ -15,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import duckdb
 import ibis
 import ibis.expr.types as ir
 import pyarrow as pa
@@ -33,21 +35,36 @@ THREADS = 4  # most threads that run functions of files: each holds one part in 
 Result = TypeVar("Result")
 
 
+@functools.cache
+def _opened(process: int) -> tuple[duckdb.DuckDBPyConnection, tempfile.TemporaryDirectory[str]]:
+    """Return the DuckDB of a process, whose threads a fork of it would not have, and the folder that it spills to."""
+    spill = tempfile.TemporaryDirectory(prefix="twell-")
+    options: dict[str, str | bool | int | float | list[str]] = {
+        "threads": os.cpu_count() or 1,
+        "memory_limit": f"{min(MEMORY, _machine_memory() // 2)}B",
+        "temp_directory": spill.name,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    return duckdb.connect(":memory:", config=options), spill
+
+
+def _connected() -> Any:
+    """Return a connection of its own of this process's DuckDB, with its own temporary tables."""
+    return ibis.duckdb.from_connection(_opened(os.getpid())[0].cursor())
+
+
 class DuckDBEngine(Engine):
     """One embedded connection, for one thread, in a `with` block."""
 
     def __init__(self) -> None:
         self._spill = tempfile.TemporaryDirectory(prefix="twell-")
-        super().__init__(
-            ibis.duckdb.connect(
-                ":memory:",
-                threads=os.cpu_count() or 1,
-                memory_limit=f"{min(MEMORY, _machine_memory() // 2)}B",
-                temp_directory=self._spill.name,
-                autoinstall_known_extensions=False,
-                autoload_known_extensions=False,
-            )
-        )
+        try:
+            connection = _connected()
+        except duckdb.Error:  # it has ended, by an error of an earlier engine that it does not survive
+            _opened.cache_clear()
+            connection = _connected()
+        super().__init__(connection)
 
     def close(self) -> None:
         self.connection.disconnect()
@@ -101,8 +118,6 @@ class DuckDBEngine(Engine):
             yield self.read(paths)
 
     def as_user_error(self, error: Exception) -> Exception:
-        import duckdb
-
         if isinstance(error, duckdb.IOException | duckdb.InvalidInputException | duckdb.OutOfMemoryException):
             return UserError(f"Expected to read the run's parts, got {first_line(error)}.")
         return error

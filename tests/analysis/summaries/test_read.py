@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +12,7 @@ import pandas as pd
 import pytest
 
 from twell.analysis import by_layer, by_neuron, ensure, summarize
+from twell.analysis.engines import duckdb
 from twell.analysis.engines.duckdb import DuckDBEngine
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.options import SummarizeOptions
@@ -52,6 +55,39 @@ def test_nothing_is_fetched() -> None:
         for name in ("autoinstall_known_extensions", "autoload_known_extensions"):
             setting = engine.connection.raw_sql(f"select current_setting('{name}')").fetchone()
             assert setting == (False,), name
+
+
+def asked(engine: DuckDBEngine) -> Any:
+    return engine.connection.raw_sql("select 42").fetchone()
+
+
+def test_engines_are_apart_and_outlive_each_other(small: Run) -> None:
+    with DuckDBEngine() as one, DuckDBEngine() as other:
+        name = one.read(small.parts("sequences")).get_name()
+        assert name in one.connection.list_tables() and name not in other.connection.list_tables()
+        one.close()
+        assert asked(other) == (42,)
+    opened, _ = duckdb._opened(os.getpid())
+    opened.close()  # as by an error that DuckDB does not survive
+    with DuckDBEngine() as engine:
+        assert asked(engine) == (42,)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_asks_a_duckdb_of_its_own() -> None:
+    """Its parent's has threads that a fork of it has not."""
+    with DuckDBEngine() as engine:
+        engine.connection.raw_sql("create table seen as select 1")
+        if not (child := os.fork()):
+            signal.alarm(60)
+            try:
+                with DuckDBEngine() as own:
+                    os._exit(0 if asked(own) == (42,) and "seen" not in own.connection.list_tables() else 3)
+            finally:
+                os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        engine.connection.raw_sql("drop table seen")
 
 
 @pytest.mark.parametrize(
