@@ -54,8 +54,8 @@ FILES = {
 }
 
 
-def ran(folder: Path, *options: str) -> str:
-    """Run the tests of a folder in two processes; return what pytest says."""
+def ran(folder: Path, *options: str, ends_with: int = 1) -> str:
+    """Run the tests of a folder in two processes; return what pytest says. ends_with: its exit code"""
     for name, text in FILES.items():
         lines = text.replace("HERE", f"__import__('pathlib').Path({str(folder)!r})").splitlines()
         (folder / name).write_text("\n".join(line[8:] for line in lines))
@@ -72,7 +72,7 @@ def ran(folder: Path, *options: str) -> str:
     ]
     command += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=HERE)
-    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert ended.returncode == ends_with, ended.stdout + ended.stderr
     return ended.stdout
 
 
@@ -90,3 +90,11 @@ def test_no_test_begins_after_the_last_failure_allowed(tmp_path: Path) -> None:
     said = ran(tmp_path, "-x")
     assert "1 failed, " in said and "test_alone" not in said and "stopping after 1 failures" in said
     assert "test_ends_its_process" not in (tmp_path / "begun").read_text()
+
+
+def test_a_thread_that_begins_as_tests_are_collected_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "test_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    said = ran(tmp_path, ends_with=4)
+    assert "Expected tests that begin no thread as they are collected, got [" in said

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import duckdb
 import ibis
 import ibis.expr.types as ir
 import pyarrow as pa
@@ -36,8 +35,10 @@ Result = TypeVar("Result")
 
 
 @functools.cache
-def _opened(process: int) -> tuple[duckdb.DuckDBPyConnection, tempfile.TemporaryDirectory[str]]:
+def _opened(process: int) -> tuple[Any, tempfile.TemporaryDirectory[str]]:
     """Return the DuckDB of a process, whose threads a fork of it would not have, and the folder that it spills to."""
+    import duckdb
+
     spill = tempfile.TemporaryDirectory(prefix="twell-")
     options: dict[str, str | bool | int | float | list[str]] = {
         "threads": os.cpu_count() or 1,
@@ -59,6 +60,8 @@ class DuckDBEngine(Engine):
 
     def __init__(self) -> None:
         self._spill = tempfile.TemporaryDirectory(prefix="twell-")
+        import duckdb  # which begins a thread, so not before it is asked
+
         try:
             connection = _connected()
         except duckdb.Error:  # it has ended, by an error of an earlier engine that it does not survive
@@ -118,6 +121,8 @@ class DuckDBEngine(Engine):
             yield self.read(paths)
 
     def as_user_error(self, error: Exception) -> Exception:
+        import duckdb
+
         if isinstance(error, duckdb.IOException | duckdb.InvalidInputException | duckdb.OutOfMemoryException):
             return UserError(f"Expected to read the run's parts, got {first_line(error)}.")
         return error

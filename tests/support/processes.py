@@ -67,10 +67,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if not count or session.config.option.collectonly or session.testsfailed:
         return None
     if begun := other_threads():
-        text = f"The tests run in one process: it has further threads, which forks would lack ({', '.join(begun)})."
-        terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
-        terminal.write_line(text)
-        return None
+        pytest.exit(f"Expected tests that begin no thread as they are collected, got {begun}: forks lack them.", 4)
     groups: dict[Any, list[int]] = {}
     alone: list[int] = []
     for at, item in enumerate(session.items):
