@@ -60,13 +60,20 @@ class Visit:
         self.follow(self.page.locator(".st-key-nav").get_by_role("link", name=page, exact=True))
 
     def follow(self, link: Any) -> None:
-        """Click a link to another page, and again if that went to a page that was being drawn anew."""
-        path = link.first.evaluate("link => link.pathname")
+        """Click a link to another page, and again if that went to a page that was being drawn anew.
+
+        Then wait for its heading: the address changes at once, while what the last page had still stands there.
+        """
+        path, heading = link.first.evaluate("link => link.pathname"), self.page.locator(".stMain h1").all_inner_texts()
+        moves = urlsplit(self.page.url).path != path
         self.click(link)
         try:
             self.page.wait_for_url(lambda url: urlsplit(url).path == path, timeout=LOST)
         except TimeoutError:
             self.click(link)
+        if moves:
+            changed = "old => (now => now && now.innerText !== old)(document.querySelector('.stMain h1'))"
+            wait_until(self.page, changed, *heading[:1])
 
     def seek(self, text: str) -> None:
         self._begin()
