@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +33,7 @@ MEMORY = 3 * 2**29  # bytes
 THREADS = 4  # most threads that run functions of files: each holds one part in memory
 
 Result = TypeVar("Result")
+_opening = threading.Lock()  # threads that open at once would open a DuckDB each
 
 
 @functools.cache
@@ -52,7 +54,14 @@ def _opened(process: int) -> tuple[Any, tempfile.TemporaryDirectory[str]]:
 
 def _connected() -> Any:
     """Return a connection of its own of this process's DuckDB, with its own temporary tables."""
-    return ibis.duckdb.from_connection(_opened(os.getpid())[0].cursor())
+    import duckdb  # which begins a thread, so not before it is asked
+
+    with _opening:
+        try:
+            return ibis.duckdb.from_connection(_opened(os.getpid())[0].cursor())
+        except duckdb.Error:  # it has ended, by an error of an earlier engine that it does not survive
+            _opened.cache_clear()
+            return ibis.duckdb.from_connection(_opened(os.getpid())[0].cursor())
 
 
 class DuckDBEngine(Engine):
@@ -60,14 +69,7 @@ class DuckDBEngine(Engine):
 
     def __init__(self) -> None:
         self._spill = tempfile.TemporaryDirectory(prefix="twell-")
-        import duckdb  # which begins a thread, so not before it is asked
-
-        try:
-            connection = _connected()
-        except duckdb.Error:  # it has ended, by an error of an earlier engine that it does not survive
-            _opened.cache_clear()
-            connection = _connected()
-        super().__init__(connection)
+        super().__init__(_connected())
 
     def close(self) -> None:
         self.connection.disconnect()

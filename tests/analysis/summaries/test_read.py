@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from types import ModuleType
 from typing import Any
 
@@ -71,6 +73,20 @@ def test_engines_are_apart_and_outlive_each_other(small: Run) -> None:
     opened.close()  # as by an error that DuckDB does not survive
     with DuckDBEngine() as engine:
         assert asked(engine) == (42,)
+
+
+def test_threads_that_ask_first_at_once_open_one_duckdb() -> None:
+    duckdb._opened.cache_clear()
+    together = Barrier(8)
+
+    def opened(_: int) -> int:
+        together.wait()
+        with DuckDBEngine() as engine:
+            return asked(engine)[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(opened, range(8))) == [42] * 8
+    assert duckdb._opened.cache_info().misses == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
