@@ -1,18 +1,13 @@
-"""Share synthetic runs, servers and browser pages among the tests of the dashboard."""
+"""Share synthetic runs, servers over them and pages of the dashboard among its tests."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import importlib.util
-import os
-import shutil
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,29 +19,12 @@ from streamlit.runtime.scriptrunner.script_cache import ScriptCache
 from streamlit.testing.v1 import AppTest, app_test, local_script_runner
 from streamlit.util import calc_hash
 from support.browser_pages import Watched
-from support.servers import free_port, remove
+from support.servers import remove, served
 
 from twell.analysis import ensure
 from twell.workbench.run.store import Run, copy_without_activity, open_run
 
 MAIN = Path(__file__).resolve().parents[2] / "app" / "main.py"
-CHROMIUM = os.environ.get("TWELL_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--process-per-site",  # which has read the scripts for every page of a context
-    # A page of the same process has them compiled: not once more in the background, as they arrive. Chromium takes the
-    # last list of features alone, so the rest of it is Playwright's.
-    "--disable-features=ScriptStreaming,PaintHolding,AvoidUnnecessaryBeforeUnloadCheckSync,DestroyProfileOnBrowserClose"
-    ",HttpsUpgrades,HttpsFirstBalancedModeAutoEnable,LensOverlay,MediaRouter,ThirdPartyStoragePartitioning"
-    ",AvoidCorsURLLoaderRestartOnRedirect,OptimizationHints,NetworkTimeServiceQuerying,AimEnabled,PreconnectToSearch",
-    "--js-flags=--single-threaded",  # compiling and collecting beside the page takes processors from other tests
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
-SERVER_SECONDS = 120  # in which a server has to answer, on a slow machine that does other things
 HOSTILE = {
     50: " <script>window.twellHurt=1</script>",
     51: "](javascript:window.twellHurt=1)",
@@ -173,25 +151,6 @@ def notebook() -> Callable[[str], Any]:
     return made_by
 
 
-@contextmanager
-def served(folder: Path, empty: Path) -> Iterator[str]:
-    """Run `twell app` over a folder, started in an empty one; yield the address once it answers."""
-    port, deadline = free_port(), time.monotonic() + SERVER_SECONDS
-    line = [sys.executable, "-m", "twell.workbench", "app", str(folder), "--port", str(port), "--no-browser"]
-    with subprocess.Popen(line, cwd=empty) as process:
-        try:
-            while True:
-                with suppress(OSError):
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=2).close()
-                    break
-                assert process.poll() is None, "the dashboard ended before it answered"
-                assert time.monotonic() < deadline, f"the dashboard did not answer within {SERVER_SECONDS} s"
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-
-
 @pytest.fixture(scope="session")
 def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """Yield a folder that tests fill and empty in turn (`growing`), and the address of the dashboard over it."""
@@ -231,54 +190,6 @@ def demo_address(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Yield the address of the dashboard over the demo run."""
     with served(demo.parent, tmp_path_factory.mktemp("empty")) as address:
         yield address
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """Yield a headless Chromium for all tests of a process; skip the test where there is none."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    if not Path(CHROMIUM).exists():
-        pytest.skip("no chromium on this machine")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def browser(chromium: Any) -> Iterator[Any]:
-    """Yield the browser, to test what one shows that knows nothing of the dashboard; close what a test has opened."""
-    known = list(chromium.contexts)
-    yield chromium
-    for context in chromium.contexts:
-        if context not in known:
-            context.close()
-
-
-@pytest.fixture(scope="session")
-def _context(chromium: Any) -> Any:
-    """Return a browser's memory of files and scripts, which all tests of a process share: it saves 2 s a page."""
-    context = chromium.new_context()
-    stays = context.new_page()  # the process that knows the scripts ends with the last page of its site
-    stays.route("**/*", lambda route: route.fulfill(body=""))
-    stays.goto("http://127.0.0.1/")
-    return context
-
-
-@pytest.fixture
-def new_page(_context: Any) -> Iterator[Callable[..., Any]]:
-    """Return a function that opens a page of a width and a height; close its pages when the test ends."""
-    opened: list[Any] = []
-
-    def opening(width: int = 1440, height: int = 900) -> Any:
-        page = _context.new_page()
-        page.set_viewport_size({"width": width, "height": height})
-        opened.append(page)
-        return page
-
-    yield opening
-    for page in opened:
-        page.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Find inputs of random gate weights by which an FFN fires the neurons that were recorded from a trained model."""
+"""Patterns of what fires: made ones, recorded ones, and inputs by which an FFN of random gate weights fires them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from twell.kernels.benchmark.synthetic import Pattern
 from twell.workbench.bench.cases import read_patterns
 
 MARGIN, MOST_STEPS = 0.2, 200
+
+
+def pattern_of(rows: int, d_ff: int) -> tuple[Pattern, Tensor]:
+    """Make a pattern whose rows fire none to nine in ten of d_ff neurons; return it, and it as bool [rows, d_ff]."""
+    fired = torch.rand(rows, d_ff, generator=torch.Generator().manual_seed(1)) < torch.linspace(0, 0.9, rows)[:, None]
+    return Pattern(fired.sum(1), fired.nonzero()[:, 1]), fired
 
 
 def fired_by(pattern: Tensor, d_model: int) -> tuple[Tensor, Tensor]:
