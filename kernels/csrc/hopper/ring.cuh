@@ -50,40 +50,6 @@ __device__ __forceinline__ bool is_run(const uint16_t* list, int k0, int size) {
   return k0 + kTileK <= size && list[k0 + kTileK - 1] - list[k0] == kTileK - 1;
 }
 
-// Stages of a ring of `count` that the threads of a warp fill by their own copies, announced on `barriers` kLate stages
-// later, so that no thread waits for copies in flight. These copies go through the generic proxy, and the tensor cores
-// read through the async proxy; the threads that copied make the fence, once, here. Consumers free a stage once they
-// have the next, so the ring needs kLate + 2 stages or more.
-template <int kLate>
-struct Announcer {
-  uint64_t* barriers;
-  int count, at = 0, behind = 0;
-
-  // Copies since the last call are one stage.
-  __device__ __forceinline__ void requested() {
-    async_commit();
-    if (behind < kLate) {
-      ++behind;
-    } else {
-      async_wait_but<kLate>();
-      announce();
-    }
-  }
-  __device__ __forceinline__ void rest() {
-    async_wait();
-#pragma unroll 1
-    for (; behind > 0; --behind) announce();
-  }
-
- private:
-  __device__ __forceinline__ void announce() {
-    fence_async_proxy();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&barriers[at]);
-    if (++at == count) at = 0;
-  }
-};
-
 // Calls `products(stage)` for `stages` stages, each once ready(stage, phase) returns; the products of one stage are
 // always in flight. They are issued one after the other, and narrow ones end as fast as the code between them runs, so
 // that code is short. release(stage) is called by the lanes that free stages, once products are done, for stages that

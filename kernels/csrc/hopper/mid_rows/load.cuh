@@ -136,6 +136,40 @@ __device__ __forceinline__ void clear_rest(unsigned char* base, int from, int to
   named_sync<kConsumers>(3);
 }
 
+// Stages of a ring of `count` that the threads of a warp fill by their own copies, announced on `barriers` kLate stages
+// later, so that no thread waits for copies in flight. These copies go through the generic proxy, and the tensor cores
+// read through the async proxy; the threads that copied make the fence, once, here. Consumers free a stage once they
+// have the next, so the ring needs kLate + 2 stages or more.
+template <int kLate>
+struct Announcer {
+  uint64_t* barriers;
+  int count, at = 0, behind = 0;
+
+  // Copies since the last call are one stage.
+  __device__ __forceinline__ void requested() {
+    async_commit();
+    if (behind < kLate) {
+      ++behind;
+    } else {
+      async_wait_but<kLate>();
+      announce();
+    }
+  }
+  __device__ __forceinline__ void rest() {
+    async_wait();
+#pragma unroll 1
+    for (; behind > 0; --behind) announce();
+  }
+
+ private:
+  __device__ __forceinline__ void announce() {
+    fence_async_proxy();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&barriers[at]);
+    if (++at == count) at = 0;
+  }
+};
+
 // Copies the listed neurons from `weights` into the stages, by all producers but the first warp, which fetches the rows
 // alone: if it also copied, the others would take longer.
 template <typename T, int kMost, int kLate>
