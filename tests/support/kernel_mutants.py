@@ -53,12 +53,16 @@ TESTS = {
         f"not worst and not repeated and {ONE_WAY}",
     ),
     "activation.cuh": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", ONE_WAY),
-    "few_rows/": (f"{HOPPER}/test_few_rows.py", "-k", "pairs or each_way or density"),
+    "few_rows/": (
+        f"{HOPPER}/test_few_rows.py",
+        "-k",
+        "pairs or each_way or density or in_turns or spoils",
+    ),
     "mid_rows/": (
         f"{HOPPER}/test_mid_rows.py",
         f"{HOPPER}/test_activations.py",
         "-k",
-        "narrow or edges or density or past_the_last",
+        "narrow or edges or density or past_the_last or all_but_one or silent",
     ),
     "keep.cu": (
         f"{HOPPER}/test_training.py",

@@ -11,9 +11,10 @@
 namespace twell {
 
 // Allows a kernel this many bytes of shared memory. A larger limit that was set before stays, since another thread may
-// be about to launch the kernel with more.
+// be about to launch the kernel with more. beside_others: a multiprocessor that runs it has all the shared memory that there
+// can be, so that CTAs of other kernels fit beside; else as much as this kernel needs.
 template <typename... Parameters>
-void allow_shared(void (*kernel)(Parameters...), int bytes) {
+void allow_shared(void (*kernel)(Parameters...), int bytes, bool beside_others = false) {
   static std::mutex mutex;
   static std::map<std::pair<decltype(kernel), int>, int> allowed;  // by kernel and device
   int device;
@@ -22,6 +23,8 @@ void allow_shared(void (*kernel)(Parameters...), int bytes) {
   int& most = allowed[{kernel, device}];
   if (bytes <= most) return;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory");
+  if (beside_others)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared), "shared memory");
   most = bytes;
 }
 

@@ -44,6 +44,31 @@ __device__ __forceinline__ uint2 load_8(const void* global, bool inside) {
   return v;
 }
 
+// Loads and stores of one piece, from and to the L2, that may meet those of other threads of the GPU; alone they put
+// nothing else in order.
+__device__ __forceinline__ uint32_t load_relaxed_4(const void* global, bool inside) {
+  uint32_t v;
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n mov.b32 %0, 0;\n @p ld.relaxed.gpu.global.b32 %0, [%1];\n}\n"
+               : "=&r"(v)
+               : "l"(global), "r"(static_cast<int>(inside))
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ uint2 load_relaxed_8(const void* global, bool inside) {
+  uint64_t v;
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n mov.b64 %0, 0;\n @p ld.relaxed.gpu.global.b64 %0, [%1];\n}\n"
+               : "=&l"(v)
+               : "l"(global), "r"(static_cast<int>(inside))
+               : "memory");
+  return make_uint2(static_cast<uint32_t>(v), static_cast<uint32_t>(v >> 32));
+}
+__device__ __forceinline__ void store_relaxed(uint32_t* global, uint32_t v) {
+  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(global), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_relaxed(uint2* global, uint2 v) {
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(global), "l"(static_cast<uint64_t>(v.y) << 32 | v.x) : "memory");
+}
+
 // Loads four matrices of 8 rows of 16 bytes. Lane 8 i + j passes the address of row j of matrix i, and receives the
 // pair 2 (lane % 4) of row lane / 4 of each (transposed: of column lane / 4).
 template <bool kTransposed>

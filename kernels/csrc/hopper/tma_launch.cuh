@@ -87,11 +87,11 @@ int clusters_at_once(void (*kernel)(Parameters...), int threads, int shared, int
 }
 
 // Launches in clusters of that many CTAs. The kernel may start before the one before it in the stream has ended, and
-// waits for that itself.
-template <typename... Parameters, typename... Arguments>
+// waits for that itself. kBesideOthers: as in allow_shared
+template <bool kBesideOthers = false, typename... Parameters, typename... Arguments>
 void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, int cluster, cudaStream_t stream,
                         const Arguments&... arguments) {
-  allow_shared(kernel, shared);
+  allow_shared(kernel, shared, kBesideOthers);
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.gpu_checks import CUDA, assert_right, make, plan_small_calls, poison, skip_without, uneven
+from support.gpu_checks import CUDA, assert_right, make, plan_small_calls, poison, skip_without, spoilt, uneven
 from torch import Tensor
 
 from twell.kernels.backends import cuda, gpu, hopper
@@ -30,31 +30,6 @@ def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Modul
 
 
 # ---- numbers
-
-
-def spoilt(params: FFNParams, how: str) -> tuple[FFNParams, list[int]]:
-    """Such a call in which some rows are not finite, each by one neuron's doing, and these rows."""
-    (n, _), d_ff, half = params.x.shape, params.w_gate.shape[0], params.x.dtype == torch.float16
-    pairs = dict(zip((0, n // 4, n // 2, n - 1), (d_ff - 1, 4097, 12_402, 0), strict=True))
-    gate, up = params.w_gate, params.w_gate if params.w_up is None else params.w_up
-    params.x[:, 8:16], gate[:, 8:16], up[:, 8:16] = 0, 0, 0
-    big, some = (60_000.0, 2.0**4) if half else (2.0**100, 2.0**35)
-    last, tie = (65_504.0, 16.0) if half else (255 * 2.0**120, 2.0**119)  # the last number; half of its last bit
-    for column, (row, neuron) in enumerate(pairs.items()):
-        at = 8 + 2 * column  # two that are this row's and this neuron's alone
-        gate[neuron, 1:], gate[neuron, 0] = 0, 1  # fires in every row
-        if params.w_up is not None:
-            up[neuron] = 0  # times which inf is no number
-        if how == "rounds to inf":
-            params.x[row, at : at + 2] = 1
-            gate[neuron, at], gate[neuron, at + 1] = last, tie
-        elif how == "hidden":
-            params.x[row, at], gate[neuron, at], up[neuron, at] = some, some, some
-        elif how == "up":
-            params.x[row, at], up[neuron, at] = big, big
-        else:
-            params.x[row, at], gate[neuron, at] = big, -big if how == "-inf" else big
-    return params, sorted(pairs)
 
 
 @pytest.mark.gpu

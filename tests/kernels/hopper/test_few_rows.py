@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from threading import Barrier
 
 import pytest
 import torch
-from support.gpu_checks import CUDA, LAUNCHES, assert_same, assert_same_in_a_graph, make, poison
+from support.gpu_checks import CUDA, LAUNCHES, assert_same, assert_same_in_a_graph, make, poison, spoilt
 from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
@@ -92,6 +93,22 @@ def test_groups_of_every_density_side_by_side(n: int, d_ff: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("n", [5, 12, 40, 64])
+@pytest.mark.parametrize("d_ff", [5640, 8200])
+@pytest.mark.parametrize("how", ["inf", "-inf", "rounds to inf", "up", "hidden"])
+def test_one_neuron_alone_spoils_a_row(n: int, d_ff: int, how: str) -> None:
+    """Of a group that fires little, or of one that is taken whole."""
+    for quiet, dtype, gated in product((14, 60, -200), (torch.bfloat16, torch.float16), (True, False)):
+        if (how in ("up", "hidden") and not gated) or (how == "-inf" and dtype == torch.float16):
+            continue  # there is no such thing: a float16's products stay finite in float32
+        one = make(n, 64, d_ff, quiet, dtype=dtype, gated=gated, probes="counts", layout=None, want_packed=False)
+        one, rows = spoilt(one, how)
+        got = hopper.run(one)
+        assert (~got[1].finite).nonzero().flatten().tolist() == rows
+        assert_as(f"{how}, {quiet}, {dtype}", got, reference.run(one))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 8, 40])
 def test_few_rows_of_many_neurons_leave_the_rest_of_the_workspace_alone(n: int) -> None:
     """Counts of a tile's rows lie where the words of these rows would: of one row there is little room."""
@@ -125,6 +142,22 @@ def test_the_same_bits_again_and_again(n: int) -> None:
     for again in [hopper.run(one) for _ in range(20)]:
         assert_as("again", again, (y, stats))
     assert_same_in_a_graph(lambda: hopper.run(one), y, stats)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 8, 16, 64], ids=lambda n: f"{n} rows")
+@pytest.mark.parametrize("d_ff", [1016, 12_008])
+def test_calls_in_turns_in_one_workspace(n: int, d_ff: int) -> None:
+    """Of which all fire, some or none, without a wait: none takes for its own what another has handed on there."""
+    calls = [
+        make(n, 136, d_ff, quiet, probes="counts", layout=None, want_packed=False) for quiet in (-200, 14, 40, 400)
+    ]
+    calls[2].x[n // 2, 5] = float("nan")
+    expected = [reference.run(one) for one in calls]
+    workspace = hopper.HopperWorkspace(n, d_ff, calls[0].x.dtype, CUDA)
+    order = [at for _ in range(25) for at in (0, 1, 2, 3, 1, 0, 3, 2, 0)]
+    for at, got in [(at, turned(calls[at], 0, workspace)) for at in order]:
+        assert_as(f"call {at}", got, expected[at])
 
 
 @pytest.mark.gpu

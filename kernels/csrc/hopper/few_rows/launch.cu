@@ -38,7 +38,7 @@ void launch_rows16_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t strea
     const auto gate = tensor_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kNeurons);
     const auto up = f.w_up == nullptr ? gate : tensor_map<TWELL_T>(f.w_up, f.d_ff, f.d_model, kNeurons);
     const int ctas = (f.d_ff + kNeurons - 1) / kNeurons;
-    launch_overlapping(rows16_gate_up<TWELL_T, kTiles, kNeurons>, ctas, kRows16Threads + 32, Gate::kBytes, 1, stream, x, gate, up, f, dense);
+    launch_overlapping<true>(rows16_gate_up<TWELL_T, kTiles, kNeurons>, ctas, kRows16Threads + 32, Gate::kBytes, 1, stream, x, gate, up, f, dense);
   });
 }
 
@@ -47,7 +47,7 @@ void launch_rows16_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
   by_rows16_tiles(f, [&]<int kTiles, int kNeurons>() {
     const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kNeurons);
     const dim3 grid(kRows16Splits, (f.d_model + kRows16Outputs - 1) / kRows16Outputs);
-    launch_overlapping(rows16_down<TWELL_T, kTiles, kNeurons>, grid, kRows16Threads, Rows16Down<kTiles, kNeurons>::kBytes, kRows16Splits, stream,
+    launch_overlapping<true>(rows16_down<TWELL_T, kTiles, kNeurons>, grid, kRows16Threads, Rows16Down<kTiles, kNeurons>::kBytes, kRows16Splits, stream,
                        w, f, nnz);
   });
 }

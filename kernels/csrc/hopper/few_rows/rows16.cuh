@@ -5,7 +5,8 @@
 // row fires at once. `rows16_down` goes over what fired, a cluster of four CTAs for 64 outputs. In both, warps divide the sum over
 // k: each has a ring of its own, which the copy engine fills and no other warp waits for, and the sums are added at the
 // end, in one order. Weights are the rows of the products, and the call's rows their columns, eight in a tile. The two
-// launches leave room for each other on a multiprocessor, so that the next is resident when the one before it ends.
+// launches leave room for each other on a multiprocessor: `rows16_down` starts when `rows16_gate_up` has hardly begun, and
+// takes from memory what that hands on, as it comes: lists, whose weights it requests at once, then the hidden state.
 #pragma once
 
 #include "common/sm80.cuh"
@@ -18,19 +19,34 @@ template <int kNeurons>
 constexpr int kRows16BoxBytes = kNeurons * 128;  // a group of neurons of 64 k, or of 64 outputs
 constexpr int kRows16Warps = 8, kRows16Threads = 32 * kRows16Warps;  // warps that multiply
 
+// What is handed on tells by itself whether it has come: each word, or unit of two words that are written at once, has all
+// bits set until then. No list has such a neuron, and no hidden state such a value (NaN is kNanPair).
+constexpr uint32_t kUnwritten = ~0u;
+constexpr int kBrokenGate = 8;  // the first of a count's bits that mark rows
+
+__device__ __forceinline__ bool is_written(uint2 unit) { return unit.y != kUnwritten; }
+
+// Calls read(), which returns whether a lane has read what it waits for, until all lanes have.
+template <typename Read>
+__device__ __forceinline__ void until_written(Read read) {
+  while (!__all_sync(~0u, read())) {
+  }
+}
+
 // What the gate and up products of a group write, besides the hidden state.
 template <int kNeurons>
 struct Rows16Group {
-  uint16_t list[kNeurons];  // the neurons that any row fires, ascending; zeros behind them
-  uint32_t count;  // how many; kNeurons: the hidden state is that of all neurons of the group
-  uint32_t broken;  // a bit a row that is not finite
-  uint8_t counts[kRows16Max];  // how many each row fires
+  // in units: the neurons that any row fires, ascending, counted from 1, unless all are taken; then zeros
+  uint16_t list[kNeurons];
+  uint32_t count;   // how many, or kNeurons if all are taken; from kBrokenGate on a bit a row whose gate values are not finite
+  uint32_t broken;  // a bit a row that is not finite; written last
+  uint32_t counts[kRows16Max / 4];  // how many each row fires, a byte each
   uint32_t unused[2];
 };
 static_assert(sizeof(Rows16Group<kGroupNeurons>) % 16 == 0 && sizeof(Rows16Group<kWideGroup>) % 16 == 0);
 
-// In `hidden`: first the hidden state of each group, [quads of neurons of its list][rows, padded to tiles][4], then
-// the groups.
+// In `hidden`: first the hidden state of each group, [quads of neurons of its list][rows, padded to tiles][4], in units;
+// then the groups.
 template <typename T, int kNeurons>
 struct Rows16Space {
   T* hidden;

@@ -1,6 +1,6 @@
 // The down product of up to 16 rows, y = h Wd^T + b over what fired: a cluster of four CTAs for 64 outputs, whose 32
 // warps divide the groups of neurons. The copy engine fetches the weights of whole groups; threads fetch those of other
-// groups, straight into their registers.
+// groups, straight into their registers, as soon as they are listed; the hidden state comes later.
 #pragma once
 
 #include "hopper/few_rows/rows16.cuh"
@@ -20,7 +20,7 @@ struct Rows16Down {
   struct Shared {
     float parts[kRows16Splits][kRows][kRows16Share];  // each CTA's sums of this one's outputs
     uint64_t full[kRows16Warps][kDepth], sent;
-    uint32_t broken;  // a bit a row
+    uint32_t broken;  // a bit a row that is not finite, by this CTA's groups
   };
   static constexpr int kBytes = kRows16Warps * kRingBytes + sizeof(Shared) + 1024;
 };
@@ -51,14 +51,16 @@ __device__ __forceinline__ void begin_rows16_down(typename Rows16Down<kTiles, kN
   if (thread == 0) barrier_expect(&s.sent, kRows16Splits * rows * kRows16Share * sizeof(float));
 }
 
-// Adds the sums of the CTA's warps, in order, and sends each CTA of the cluster those of its outputs.
+// Adds the sums of the CTA's warps, in order, and sends each CTA of the cluster those of its outputs; NaN of rows that are
+// not finite.
 template <int kTiles, int kNeurons>
 __device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles, kNeurons>::Shared& s, const unsigned char* rings,
                                                  int rows, int rank, int thread) {
   using Down = Rows16Down<kTiles, kNeurons>;
   for (int i = thread; i < rows * (kRows16Outputs / 4); i += kRows16Threads) {
     const int row = i / (kRows16Outputs / 4), out = i % (kRows16Outputs / 4) * 4;
-    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    const float none = s.broken >> row & 1 ? NAN : 0.f;
+    float4 sum = make_float4(none, none, none, none);
 #pragma unroll
     for (int v = 0; v < kRows16Warps; ++v) {
       const float4 part =
@@ -69,14 +71,8 @@ __device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles, kNe
   }
 }
 
-// Returns whether a row is finite, after all warps have joined their marks.
-template <typename Shared>
-__device__ __forceinline__ bool is_finite(const Shared& s, int row) {
-  return !(s.broken >> row & 1);
-}
-
-// Adds what the cluster's CTAs have sent, in order of rank, and writes this CTA's outputs, NaN in rows that are not
-// finite.
+// Adds what the cluster's CTAs have sent, in order of rank, and writes this CTA's outputs. Rows that are not finite have sums
+// that are NaN.
 template <typename T, int kTiles, int kNeurons>
 __device__ __forceinline__ void write_rows16_outputs(const typename Rows16Down<kTiles, kNeurons>::Shared& s, const Ffn& f,
                                                      int out0, int rank, int thread) {
@@ -92,24 +88,38 @@ __device__ __forceinline__ void write_rows16_outputs(const typename Rows16Down<k
       const float2 part = *reinterpret_cast<const float2*>(&s.parts[r][row][place]);
       sum.x += part.x, sum.y += part.y;
     }
-    reinterpret_cast<uint32_t*>(f.y)[(static_cast<int64_t>(row) * f.d_model + out) / 2] =
-        is_finite(s, row) ? round_pair<T>(sum.x, sum.y) : 0x7fff7fffu;
+    reinterpret_cast<uint32_t*>(f.y)[(static_cast<int64_t>(row) * f.d_model + out) / 2] = round_pair<T>(sum.x, sum.y);
   }
 }
 
 // Writes which rows are finite and, if requested, how many neurons each fires. The rows are divided among CTAs; a CTA's
 // last warp writes them.
-template <typename T, int kTiles, int kNeurons>
-__device__ __forceinline__ void write_rows16_results(const typename Rows16Down<kTiles, kNeurons>::Shared& s, const Ffn& f,
-                                                     const Rows16Space<T, kNeurons>& space, int* nnz, int cta, int warp,
+template <typename T, int kNeurons>
+__device__ __forceinline__ void write_rows16_results(const Ffn& f, const Rows16Space<T, kNeurons>& space, int* nnz, int cta, int warp,
                                                      int lane) {
+  constexpr int kEach = 4;  // groups that a lane reads at once
   for (int row = cta; row < f.rows && warp == kRows16Warps - 1; row += kRows16Splits * gridDim.y) {
-    if (lane == 0) f.finite[row] = is_finite(s, row);
-    if (nnz == nullptr) continue;
-    int sum = 0;
-    for (int g = lane; g < space.groups; g += 32) sum += space.group[g].counts[row];
-    sum = __reduce_add_sync(~0u, sum);
-    if (lane == 0) nnz[row] = is_finite(s, row) ? sum : 0;
+    uint32_t broken = 0, sum = 0;
+    for (int base = lane; base - lane < space.groups; base += 32 * kEach) {
+      uint32_t counts[kEach], marks[kEach];
+      until_written([&] {
+        bool written = true;
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+          const int g = min(base + 32 * j, space.groups - 1);
+          counts[j] = sm80::load_relaxed_4(&space.group[g].counts[row / 4], base + 32 * j < space.groups);
+          marks[j] = sm80::load_relaxed_4(&space.group[g].broken, base + 32 * j < space.groups);
+          written = written && counts[j] != kUnwritten && marks[j] != kUnwritten;
+        }
+        return written;
+      });
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) sum += counts[j] >> 8 * (row % 4) & 0xff, broken |= marks[j];
+    }
+    broken = __reduce_or_sync(~0u, broken) >> row & 1, sum = __reduce_add_sync(~0u, sum);
+    if (lane > 0) continue;
+    f.finite[row] = !broken;
+    if (nnz != nullptr) nnz[row] = broken ? 0 : sum;
   }
 }
 
@@ -126,52 +136,60 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
   const int out0 = blockIdx.y * kRows16Outputs;
   begin_rows16_down<kTiles, kNeurons>(s, f.rows, thread);
   cluster_sync();  // all have begun, so their shared memory may be written
-  let_next_launch();
-  wait_for_launches();
 
   const Rows16Space<T, kNeurons> space(f);
-  uint32_t broken = 0;
-  for (int i = thread; i < space.groups; i += kRows16Threads) broken |= space.group[i].broken;
   const bool inside = out0 + 8 * eighth < f.d_model;
   const T* w = static_cast<const T*>(f.w_down) + (inside ? out0 + 8 * eighth : 0);
   const char* lists = reinterpret_cast<const char*>(space.group->list + 4 * quad);
   const T* h = space.hidden + (quad * Down::kRows + eighth) * 4;
   unsigned char* ring = rings + warp * Down::kRingBytes;
-  uint32_t fetched = 0, used = 0;  // boxes
+  uint32_t used = 0;  // boxes
+  uint32_t nan[kTiles] = {};  // pairs, NaN once a value of the hidden state is not finite
   float d[4][kTiles][4] = {};
   for (int base = slot; base < space.groups; base += kAtOnce * kRows16Slots) {
-    int count[kAtOnce], most = 0;
+    uint32_t count[kAtOnce];
     uint2 list[kAtOnce];  // four neurons each
-    const auto next = [&](int step) {
+    const auto read_list = [&](int i, int step) {
+      const int g = base + i * kRows16Slots;
+      list[i] = sm80::load_relaxed_8(lists + static_cast<uint32_t>(g * sizeof(Rows16Group<kNeurons>) + 32 * step), g < space.groups);
+      return is_written(list[i]);
+    };
+    const auto hidden = [&](uint2(&b)[kTiles], int g, int step, bool there) {
+      bool written = true;
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        b[n] = sm80::load_relaxed_8(h + static_cast<uint32_t>((g * kNeurons / 4 + 4 * step) * Down::kRows * 4 + 32 * n), there);
+        written = written && is_written(b[n]);
+      }
+      return written;
+    };
+    const auto mark = [&](const uint2(&b)[kTiles]) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) nan[n] = break_pair<T>(break_pair<T>(nan[n], b[n].x), b[n].y);
+    };
+    until_written([&] {
+      bool written = true;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int g = base + i * kRows16Slots;
-        list[i] = sm80::load_8(lists + static_cast<uint32_t>(g * sizeof(Rows16Group<kNeurons>) + 32 * step),
-                         g < space.groups && 16 * step < kRows16Gathered);
+        count[i] = sm80::load_relaxed_4(&space.group[g < space.groups ? g : 0].count, g < space.groups);
+        written = read_list(i, 0) && count[i] != kUnwritten && written;
       }
-    };
-    const auto hidden = [&](uint2(&b)[kTiles], int g, int step, bool there) {
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n)
-        b[n] = sm80::load_8(h + static_cast<uint32_t>((g * kNeurons / 4 + 4 * step) * Down::kRows * 4 + 32 * n), there);
-    };
+      return written;
+    });
+    uint32_t dense_groups = 0, most = 0;  // a bit a group; the most neurons of another one
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int g = base + i * kRows16Slots;
-      count[i] = g < space.groups ? space.group[g].count : 0;
-    }
-    next(0);
-    uint32_t dense_groups = 0;  // a bit a group
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+      if (const uint32_t broken = count[i] >> kBrokenGate) atomicOr(&s.broken, broken);
+      count[i] %= 1 << kBrokenGate;
       if (count[i] == kNeurons)
-        dense_groups |= 1u << i, count[i] = 0;
+        dense_groups |= 1u << i;
       else
         most = max(most, count[i]);
     }
     uint32_t pending = dense_groups;
     const auto fetch = [&] {
-      const int i = __ffs(pending) - 1;
+      const int i = __ffs(pending) - 1, fetched = used + __popc(dense_groups) - __popc(pending);
       pending &= pending - 1;
       uint64_t* full = &s.full[warp][fetched % Down::kDepth];
       if (lane == 0) {
@@ -179,7 +197,6 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
         tma_load_2d(ring + fetched % Down::kDepth * kRows16BoxBytes<kNeurons>, &map, full, out0,
                     (base + i * kRows16Slots) * kNeurons);
       }
-      ++fetched;
     };
 #pragma unroll
     for (int i = 0; i < Down::kDepth; ++i)
@@ -191,21 +208,35 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
       for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const uint32_t neuron = (e & 2 ? list[i].y : list[i].x) >> 16 * (e & 1) & 0xffffu;
-          a[i][e] =
-              sm80::load_16(w + neuron * static_cast<uint32_t>(f.d_model), inside && 16 * step + 4 * quad + e < count[i]);
+          const uint32_t neuron = (e & 2 ? list[i].y : list[i].x) >> 16 * (e & 1) & 0xffffu;  // from 1 on
+          a[i][e] = sm80::load_16(w + (neuron - 1) * static_cast<uint32_t>(f.d_model), inside && neuron > 0);
         }
-        hidden(b[i], base + i * kRows16Slots, step, 16 * step < count[i]);
       }
-      next(step + 1);
+      until_written([&] {
+        bool written = true;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) add_sixteen<T>(d, a[i], b[i]);
+        for (int i = 0; i < kAtOnce; ++i) written = hidden(b[i], base + i * kRows16Slots, step, (list[i].x & 0xffffu) > 0) && written;
+        return written;
+      });
+      if (16 * (step + 1) < most)
+        until_written([&] {
+          bool written = true;
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) written = read_list(i, step + 1) && written;
+          return written;
+        });
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) mark(b[i]), add_sixteen<T>(d, a[i], b[i]);
     }
     for (; dense_groups; dense_groups &= dense_groups - 1, ++used) {
       const int g = base + (__ffs(dense_groups) - 1) * kRows16Slots, at = used % Down::kDepth;
       uint2 b[kSixteens][kTiles];
+      until_written([&] {
+        bool written = true;
 #pragma unroll
-      for (int step = 0; step < kSixteens; ++step) hidden(b[step], g, step, true);
+        for (int step = 0; step < kSixteens; ++step) written = hidden(b[step], g, step, true) && written;
+        return written;
+      });
       barrier_wait(&s.full[warp][at], used / Down::kDepth & 1);
 #pragma unroll kSteps
       for (int step = 0; step < kSixteens; ++step) {
@@ -215,7 +246,7 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
           const int k = 16 * step + 4 * quad + e;
           a[e] = *reinterpret_cast<const uint4*>(ring + at * kRows16BoxBytes<kNeurons> + k * 128 + ((eighth ^ (k & 7)) << 4));
         }
-        add_sixteen<T>(d, a, b[0]);
+        mark(b[0]), add_sixteen<T>(d, a, b[0]);
 #pragma unroll
         for (int n = 0; n < kTiles; ++n)
 #pragma unroll
@@ -225,6 +256,10 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
       if (pending) fetch();
     }
   }
+  let_next_launch();  // whose prefetches would have come before what this one waits for
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+    if (nan[n] != 0) atomicOr(&s.broken, 1u << (8 * n + eighth));
   float(*sums)[Down::kPitch] = reinterpret_cast<float(*)[Down::kPitch]>(ring);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
@@ -234,12 +269,12 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
       to[0] = make_float4(d[0][n][e], d[0][n][2 + e], d[1][n][e], d[1][n][2 + e]);
       to[1] = make_float4(d[2][n][e], d[2][n][2 + e], d[3][n][e], d[3][n][2 + e]);
     }
-  if (broken) atomicOr(&s.broken, broken);
   __syncthreads();
   send_rows16_sums<kTiles, kNeurons>(s, rings, f.rows, rank, thread);
+  write_rows16_results(f, space, nnz, cta, warp, lane);
   barrier_wait(&s.sent, 0);
   write_rows16_outputs<T, kTiles, kNeurons>(s, f, out0, rank, thread);
-  write_rows16_results<T, kTiles, kNeurons>(s, f, space, nnz, cta, warp, lane);
+  wait_for_launches();  // so that this does not end before the launch before, which the next one does not wait for
 }
 
 }  // namespace twell::hopper

@@ -2,8 +2,12 @@
 #pragma once
 
 #include "hopper/few_rows/rows16_pairs.cuh"
+#include "hopper/few_rows/rows16_scout.cuh"
 
 namespace twell::hopper {
+
+constexpr int kRows16Listers = 64;  // threads that list what fires: as many as the widest group has neurons
+static_assert(kRows16Listers >= kGroupNeurons && kRows16Listers >= kWideGroup);
 
 template <int kTiles, int kNeurons>  // of eight rows
 struct Rows16Gate {
@@ -14,11 +18,14 @@ struct Rows16Gate {
   static_assert(kNeurons * kPitch * 4 <= kRingBytes);
   struct Shared {
     float gates[kNeurons][kRows];
-    uint64_t full[kRows16Warps][kDepth], begun;
-    uint32_t fires[2], broken;  // a bit a neuron that any row fires; a bit a row that is not finite
+    uint64_t full[kRows16Warps][kDepth], begun, listed;
+    uint32_t fires[2];               // a bit a neuron that any row fires
+    uint32_t broken_gate, broken_up;  // a bit a row whose gate values, or whose hidden state, are not finite
     int counts[kRows];
     uint16_t list[kNeurons];  // the neurons that fire, ascending
     Rows16Pairs pairs;
+    alignas(8) float nothing[kNeurons * kPitch];  // in a rehearsal, the sums: never written
+    __device__ __forceinline__ uint64_t fired() const { return fires[0] | static_cast<uint64_t>(fires[1]) << 32; }
   };
   static constexpr int kBytes = kRows16Warps * kRingBytes + sizeof(Shared) + 1024;  // the start is aligned by hand
 };
@@ -70,23 +77,26 @@ struct Rows16Warp {
               make_float2(d[m][n][2 * h], d[m][n][2 * h + 1]);
   }
 
-  // Writes the sums over this warp's share of k of 16 kM neurons and all rows, [neuron][row], to its ring. Values of
-  // neurons past the list are undefined, and so are their sums.
-  template <int kM>
-  __device__ __forceinline__ void product(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map,
-                                          const void* weights, const uint16_t* list, int first, int count) {
-    const int boxes = (f.d_model + 63) / 64, each = (boxes + kRows16Warps - 1) / kRows16Warps, from = warp * each;
-    const int to = min(from + each, boxes);
-    const auto get = [&](int stage, int box) {
-      fetch(f, x_map, map, static_cast<const T*>(weights), list, first, count, stage, box);
-    };
+  // Requests the first stages of a product. Warps take boxes of k in turns, so that what is requested at a time lies
+  // together in memory.
+  __device__ __forceinline__ void request(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map, const void* weights,
+                                          const uint16_t* list, int first, int count) const {
     for (int i = 0; i < Gate::kDepth; ++i)
-      if (from + i < to) get((at + i) % Gate::kDepth, from + i);
+      if (const int box = warp + kRows16Warps * i; 64 * box < f.d_model)
+        fetch(f, x_map, map, static_cast<const T*>(weights), list, first, count, (at + i) % Gate::kDepth, box);
+  }
+
+  // Writes the sums over this warp's share of k of 16 kM neurons and all rows, [neuron][row], to its ring, once the first
+  // stages are requested. Values of neurons past the list are undefined, and so are their sums.
+  template <int kM>
+  __device__ __forceinline__ void product(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map, const void* weights,
+                                          const uint16_t* list, int first, int count) {
+    const int boxes = (f.d_model + 63) / 64;
     float d[kM][kTiles][4] = {};
-    for (int box = from; box < to; ++box) {
+    for (int box = warp; box < boxes; box += kRows16Warps) {
       barrier_wait(&full[at], phase >> at & 1);
       if (list != nullptr) {
-        if (box + 1 < to)
+        if (box + kRows16Warps < boxes)
           async_wait_but<Gate::kDepth - 1>();
         else
           async_wait();
@@ -113,22 +123,29 @@ struct Rows16Warp {
       }
       __syncwarp();
       phase ^= 1u << at;
-      if (box + Gate::kDepth < to) get(at, box + Gate::kDepth);
+      if (const int next = box + Gate::kDepth * kRows16Warps; next < boxes)
+        fetch(f, x_map, map, static_cast<const T*>(weights), list, first, count, at, next);
       at = (at + 1) % Gate::kDepth;
     }
     store<kM>(d);
   }
 };
 
+// Where the warps' sums lie: those of the first warp, and bytes from one warp's to the next one's.
+struct Rows16Sums {
+  const unsigned char* first;
+  int apart;
+};
+
 // A neuron's sums over all of k, for as many rows as a Number holds, added in order of the warps.
 template <typename Number, int kTiles, int kNeurons>
-__device__ __forceinline__ Number rows16_sum(const unsigned char* rings, int neuron, int row) {
+__device__ __forceinline__ Number rows16_sum(const Rows16Sums& sums, int neuron, int row) {
   using Gate = Rows16Gate<kTiles, kNeurons>;
   Number sum{};
 #pragma unroll
   for (int w = 0; w < kRows16Warps; ++w) {
     const Number part =
-        *reinterpret_cast<const Number*>(rings + w * Gate::kRingBytes + (neuron * Gate::kPitch + row) * sizeof(float));
+        *reinterpret_cast<const Number*>(sums.first + w * sums.apart + (neuron * Gate::kPitch + row) * sizeof(float));
     if constexpr (sizeof(Number) == sizeof(float))
       sum += part;
     else
@@ -138,10 +155,10 @@ __device__ __forceinline__ Number rows16_sum(const unsigned char* rings, int neu
 }
 
 // Writes the gate's values to `gates`, and marks which neurons fire, which rows are not finite, and how many neurons
-// each row fires.
+// each row fires. rows: 0 in a rehearsal
 template <typename T, int kTiles, int kNeurons>
-__device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const unsigned char* rings,
-                                                   const Ffn& f, int first, bool dense) {
+__device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const Rows16Sums& sums,
+                                                   const Ffn& f, int rows, int first, bool dense) {
   constexpr int kPairs = 4 * kTiles;  // pairs of rows; a thread's pair is always the same
   const int row = 2 * (threadIdx.x % kPairs), lane = threadIdx.x % 32;
   const T* bias = static_cast<const T*>(f.b_gate);
@@ -150,7 +167,7 @@ __device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles, k
   // Whole warps leave this loop together.
   for (int neuron = threadIdx.x / kPairs; neuron < kNeurons; neuron += kRows16Threads / kPairs) {
     const bool real = first + neuron < f.d_ff;
-    const float2 z = rows16_sum<float2, kTiles, kNeurons>(rings, neuron, row);
+    const float2 z = rows16_sum<float2, kTiles, kNeurons>(sums, neuron, row);
     const float b = bias != nullptr && real ? static_cast<float>(bias[first + neuron]) : 0.f,
                 values[2] = {z.x + b, z.y + b};
     const uint32_t pair = round_activated<T>(values[0], values[1]);
@@ -158,7 +175,7 @@ __device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles, k
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float v = values[e];
-      const bool counts = real && row + e < f.rows, fires = counts && v > 0.f && (pair >> 16 * e & 0xffffu) != 0;
+      const bool counts = real && row + e < rows, fires = counts && v > 0.f && (pair >> 16 * e & 0xffffu) != 0;
       gates[e] = fires ? gate_factor<T>(v, pair, e) : 0.f, mine[e] += fires;
       broken[e] = broken[e] || (counts && !(fabsf(v) < INFINITY && stays_finite<T>(activated(v))));
       if (dense && counts) {
@@ -174,31 +191,33 @@ __device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles, k
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     if (mine[e]) atomicAdd(&s.counts[row + e], mine[e]);
-    if (broken[e]) atomicOr(&s.broken, 1u << (row + e));
+    if (broken[e]) atomicOr(&s.broken_gate, 1u << (row + e));
   }
 }
 
-// Writes the hidden state of the list, padded with zeros to 16 neurons; or of the whole group.
+// Writes the hidden state of the list, padded with zeros to 16 neurons; or of the whole group; or, in a rehearsal, nothing.
 template <typename T, int kTiles, int kNeurons>
-__device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const unsigned char* rings,
-                                                 const Ffn& f, uint16_t* hidden, int first, int count,
-                                                 bool all_weights) {
+__device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const Rows16Sums& sums,
+                                                 const Ffn& f, uint2* hidden, int first, int count, bool rehearsal) {
   constexpr int kRows = 8 * kTiles;
+  const bool all_weights = count > kRows16Gathered;
   const T* bias = static_cast<const T*>(f.b_up);
   int positive = 0;  // of this thread's row: how many have positive gate and up values
-  for (int i = threadIdx.x; i < (all_weights ? kNeurons : (count + 15) / 16 * 16) * kRows; i += kRows16Threads) {
+  for (int i = threadIdx.x; i < (all_weights ? kNeurons : rehearsal ? 16 : (count + 15) / 16 * 16) * kRows; i += kRows16Threads) {
     const int row = i / 4 % kRows, place = i / (4 * kRows) * 4 + i % 4;
     const int column = all_weights ? place : place < count ? s.list[place] : kNeurons;
     const float g = column < kNeurons ? s.gates[column][row] : 0.f;
     float out = g;
-    if (g > 0.f && f.w_up != nullptr) {
-      const float up = up_activated(rows16_sum<float, kTiles, kNeurons>(rings, place, row) +
-                                    (bias != nullptr ? static_cast<float>(bias[first + column]) : 0.f));
-      if constexpr (kUpRelu) positive += up > 0.f;
+    if ((g > 0.f || rehearsal) && f.w_up != nullptr) {
+      const float up = up_activated(rows16_sum<float, kTiles, kNeurons>(sums, place, row) +
+                                    (bias != nullptr ? static_cast<float>(bias[rehearsal ? first : first + column]) : 0.f));
+      if constexpr (kUpRelu) positive += up > 0.f && !rehearsal;
       out = g * up;
     }
-    if (!stays_finite<T>(fabsf(out))) atomicOr(&s.broken, 1u << row);
-    hidden[i] = f.w_up == nullptr ? round_relu<T>(out, 0.f) : round_pair<T>(out, 0.f);
+    if (!stays_finite<T>(fabsf(out)) && !rehearsal) atomicOr(&s.broken_up, 1u << row);
+    const uint32_t value = f.w_up == nullptr ? round_relu<T>(out, 0.f) : round_pair<T>(out, 0.f);
+    const uint32_t low = value | __shfl_down_sync(~0u, value, 1) << 16, high = __shfl_down_sync(~0u, low, 2);
+    if (i % 4 == 0 && !rehearsal) sm80::store_relaxed(hidden + i / 4, make_uint2(low, high));  // four lanes have a unit
   }
   if constexpr (kUpRelu) {  // a thread's row stays the same, and four neighbouring lanes share it
     __syncwarp();
@@ -216,53 +235,53 @@ __device__ __forceinline__ uint32_t rows_that_fire(const typename Rows16Gate<kTi
   return rows;
 }
 
-// Lists the `count` neurons whose bits are set in `fires`: in shared memory by their number in the CTA, with their pairs if
-// they are few, and in `group` by their number in the FFN, with zeros after them. Copies to `group` how many each row fires.
+// Lists the neurons that fire, by their number in the CTA, with their pairs if they are few. Unless in a
+// rehearsal, says so to the scout, and hands on how many each row fires.
 template <int kTiles, int kNeurons>
-__device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles, kNeurons>::Shared& s, Rows16Group<kNeurons>& group, uint64_t fires,
-                                            int count, int first) {
+__device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles, kNeurons>::Shared& s, Rows16Group<kNeurons>& group, bool rehearsal) {
   const int thread = threadIdx.x;
-  if (thread < kNeurons) {
+  const uint64_t fires = s.fired();
+  if (thread < kNeurons && fires >> thread & 1) {
     const int place = __popcll(fires & ((1ull << thread) - 1));
-    if (fires >> thread & 1) {
-      s.list[place] = thread, group.list[place] = first + thread;
-      if (count <= kRows16Pairs) s.pairs.add(thread, place, rows_that_fire<kTiles, kNeurons>(s, thread));
-    }
-    if (thread >= count) group.list[thread] = 0;
+    s.list[place] = thread;
+    if (__popcll(fires) <= kRows16Pairs) s.pairs.add(thread, place, rows_that_fire<kTiles, kNeurons>(s, thread));
   }
-  if (thread < Rows16Gate<kTiles, kNeurons>::kRows) group.counts[thread] = s.counts[thread];
+  if (rehearsal) return;
+  if (thread < kRows16Listers) barrier_arrive(&s.listed);
+  if (thread < 2 * kTiles) {
+    const int* c = s.counts + 4 * thread;
+    sm80::store_relaxed(&group.counts[thread], c[0] | c[1] << 8 | c[2] << 16 | c[3] << 24);
+  }
 }
 
 // Computes the up product of the `count` neurons in `list`, or of the whole group; by a warp, for its share of k.
 template <typename T, int kTiles, int kNeurons>
 __device__ __forceinline__ void rows16_up_product(Rows16Warp<T, kTiles, kNeurons>& mine, const Ffn& f, const CUtensorMap& x_map,
-                                                  const CUtensorMap& up_map, const uint16_t* list, int first, int count,
-                                                  bool all_weights) {
+                                                  const CUtensorMap& up_map, const uint16_t* list, int first, int count) {
+  const bool all_weights = count > kRows16Gathered;
+  const uint16_t* gathered = all_weights ? nullptr : list;
+  mine.request(f, x_map, up_map, f.w_up, gathered, first, count);
   if (all_weights)
-    mine.template product<kNeurons / 16>(f, x_map, up_map, nullptr, nullptr, first, kNeurons);
+    mine.template product<kNeurons / 16>(f, x_map, up_map, f.w_up, gathered, first, count);
   else if (count <= 16)
-    mine.template product<1>(f, x_map, up_map, f.w_up, list, first, count);
+    mine.template product<1>(f, x_map, up_map, f.w_up, gathered, first, count);
   else
-    mine.template product<2>(f, x_map, up_map, f.w_up, list, first, count);
+    mine.template product<2>(f, x_map, up_map, f.w_up, gathered, first, count);
 }
 
-// Prefetches into the L2, by a warp, the down weights of the `count` neurons in `list`, and the gate weights of the group
-// that its multiprocessor takes next.
-template <typename T, int kNeurons>
-__device__ __forceinline__ void prefetch_after_rows16_gate(const Ffn& f, const uint16_t* list, int first, int count,
-                                                           bool all_weights, int lane) {
-  const auto prefetch = [&](const void* weights, int neuron) {
-    prefetch_bulk(static_cast<const T*>(weights) + static_cast<int64_t>(neuron) * f.d_model, f.d_model * 2);
-  };
-  if (!(all_weights && f.leaves_dense))
-    for (int i = lane; i < count; i += 32) prefetch(f.w_down, first + list[i]);
-  const int next = first + f.next_group * kNeurons;
-  if (f.next_group > 0)
-    for (int neuron = next + lane; neuron < min(next + kNeurons, f.d_ff); neuron += 32) prefetch(f.w_gate, neuron);
+// What the warp does that does not multiply.
+template <typename T, int kTiles, int kNeurons>
+__device__ __forceinline__ void scout_rows16(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const Ffn& f, Rows16Group<kNeurons>& group,
+                                             uint2* hidden, int first, int lane) {
+  begin_rows16<T, kTiles>(&s.begun, f, group, hidden, first, lane);
+  barrier_wait(&s.listed, 0);
+  const int count = __popcll(s.fired());
+  hand_on(group, s.list, first, count, s.broken_gate, lane);
+  prefetch_after_rows16_gate<T, kNeurons>(f, s.list, first, count, lane);
 }
 
 template <typename T, int kTiles, int kNeurons>
-__global__ void __launch_bounds__(kRows16Threads + 32)
+__global__ void __launch_bounds__(kRows16Threads + 32, 3)  // with registers for three, one leaves room for `rows16_down`
     rows16_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
                    const __grid_constant__ CUtensorMap up_map, const Ffn f, bool dense) {
   using Gate = Rows16Gate<kTiles, kNeurons>;
@@ -270,49 +289,44 @@ __global__ void __launch_bounds__(kRows16Threads + 32)
   unsigned char* rings = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   typename Gate::Shared& s = *reinterpret_cast<typename Gate::Shared*>(rings + kRows16Warps * Gate::kRingBytes);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = blockIdx.x * kNeurons;
-  const bool scout = warp == kRows16Warps;  // a warp that prefetches what comes next into the L2
   if (thread < kRows16Warps * Gate::kDepth) barrier_init(&s.full[0][thread], 1);
   if (thread < Gate::kRows) s.counts[thread] = 0;
-  if (thread == 0) barrier_init(&s.begun, 1), s.fires[0] = s.fires[1] = s.broken = 0, s.pairs.count = 0;
+  if (thread == 0) barrier_init(&s.begun, 1), barrier_init(&s.listed, kRows16Listers), s.fires[0] = s.fires[1] = s.broken_gate = s.broken_up = 0, s.pairs.count = 0;
   fence_barrier_init();
   __syncthreads();
-  let_next_launch();
 
   const Rows16Space<T, kNeurons> space(f);
   Rows16Group<kNeurons>& group = space.group[blockIdx.x];
+  uint2* hidden = reinterpret_cast<uint2*>(space.hidden + static_cast<int64_t>(blockIdx.x) * kNeurons * Gate::kRows);
+  if (warp == kRows16Warps) return scout_rows16<T, kTiles, kNeurons>(s, f, group, hidden, first, lane);
   Rows16Warp<T, kTiles, kNeurons> mine{rings + warp * Gate::kRingBytes, s.full[warp], warp, lane};
-  if (scout) {  // until the launches before have ended; a hint, whatever they may still write
-    for (int row = first; row < min(first + kNeurons, f.d_ff) && !barrier_ready(&s.begun, 0); ++row)
-      if (lane == 0)
-        prefetch_bulk(static_cast<const T*>(f.w_gate) + static_cast<int64_t>(row) * f.d_model, f.d_model * 2);
-  } else {
-    wait_for_launches();
-    if (thread == 0) barrier_arrive(&s.begun);
-    mine.template product<kNeurons / 16>(f, x_map, gate_map, nullptr, nullptr, first, kNeurons);
+  wait_for_launches();
+  if (thread == 0) barrier_arrive(&s.begun);
+  mine.request(f, x_map, gate_map, nullptr, nullptr, first, kNeurons);
+  // What follows the gate product runs once before, on nothing, while the first weights are on their way: its code comes from
+  // far.
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {
+    const bool rehearsal = pass == 0;
+    const Rows16Sums sums = rehearsal ? Rows16Sums{reinterpret_cast<unsigned char*>(s.nothing), 0} : Rows16Sums{rings, Gate::kRingBytes};
+    if (!rehearsal) mine.template product<kNeurons / 16>(f, x_map, gate_map, nullptr, nullptr, first, kNeurons);
+    named_sync<kRows16Threads>(1);
+    finish_rows16_gate<T, kTiles, kNeurons>(s, sums, f, rehearsal ? 0 : f.rows, first, dense);
+    // threads have written and read the rings through the generic proxy; the copy engine writes there next
+    fence_async_proxy();
+    named_sync<kRows16Threads>(1);
+    const int count = __popcll(s.fired());
+    list_rows16<kTiles, kNeurons>(s, group, rehearsal);
+    named_sync<kRows16Threads>(1);
+    if (f.w_up != nullptr && (rehearsal || (count > 0 && count <= kRows16Pairs && s.pairs.count <= kRows16Pairs)))
+      sum_pairs<T>(f, s.pairs, first, mine.sums(), warp, lane);
+    else if (f.w_up != nullptr && count > 0)
+      rows16_up_product(mine, f, x_map, up_map, s.list, first, count);
+    named_sync<kRows16Threads>(1);
+    finish_rows16_up<T, kTiles, kNeurons>(s, sums, f, hidden, first, count, rehearsal);
   }
-  __syncthreads();
-  if (!scout) finish_rows16_gate<T, kTiles, kNeurons>(s, rings, f, first, dense);
-  // threads have written and read the rings through the generic proxy; the copy engine writes there next
-  fence_async_proxy();
-  __syncthreads();
-  const uint64_t fires = s.fires[0] | static_cast<uint64_t>(s.fires[1]) << 32;
-  const int count = __popcll(fires);
-  const bool all_weights = count > kRows16Gathered;
-  list_rows16<kTiles, kNeurons>(s, group, fires, count, first);
-  __syncthreads();
-  if (scout) {
-    prefetch_after_rows16_gate<T, kNeurons>(f, s.list, first, count, all_weights, lane);
-  } else if (f.w_up != nullptr && count > 0 && count <= kRows16Pairs && s.pairs.count <= kRows16Pairs) {
-    sum_pairs<T>(f, s.pairs, first, mine.sums(), warp, lane);
-  } else if (f.w_up != nullptr && count > 0) {
-    rows16_up_product(mine, f, x_map, up_map, s.list, first, count, all_weights);
-  }
-  __syncthreads();
-  uint16_t* hidden =
-      reinterpret_cast<uint16_t*>(space.hidden) + static_cast<int64_t>(blockIdx.x) * kNeurons * Gate::kRows;
-  if (!scout) finish_rows16_up<T, kTiles, kNeurons>(s, rings, f, hidden, first, count, all_weights);
-  __syncthreads();
-  if (thread == 0) group.broken = s.broken, group.count = all_weights ? kNeurons : count;
+  named_sync<kRows16Threads>(1);
+  if (thread == 0) sm80::store_relaxed(&group.broken, s.broken_gate | s.broken_up);
 }
 
 }  // namespace twell::hopper

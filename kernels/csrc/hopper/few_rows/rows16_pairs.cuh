@@ -34,7 +34,7 @@ __device__ __forceinline__ void sum_pairs(const Ffn& f, const Rows16Pairs& group
   const int count = group.count;
   const T *x = static_cast<const T*>(f.x), *w = static_cast<const T*>(f.w_up);
 #pragma unroll 1
-  for (int at = 0; at < count; at += kAtOnce) {
+  for (int at = 0; at == 0 || at < count; at += kAtOnce) {  // a rehearsal has no pairs
     float sum[kAtOnce] = {};
 #pragma unroll 1
     for (int k = from + 8 * lane; k < to; k += 256) {
