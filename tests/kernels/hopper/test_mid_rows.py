@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 import torch
 from support import gpu_checks
-from support.gpu_checks import CUDA, NEIGHBOURS, assert_same_results, make
+from support.gpu_checks import CUDA, NEIGHBOURS, assert_same_results, make, poison
 
 from twell.kernels.backends import hopper, reference
 from twell.kernels.layout import Layout
@@ -86,6 +86,34 @@ def test_nothing_is_read_past_the_last_neuron(n: int, d_ff: int) -> None:
         assert_same_results(got, reference.run(one), (n, gated, silent))
         fired = (one.x[:100].float() @ one.w_gate.float().t() > 0).any(0)
         assert 7 / 8 < fired.float().mean() < 1 and int(fired[-8:].sum()) == 8 - silent
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "tile", "d_ff"), [case for case in NEIGHBOURS if 0 < case[2] % case[1] <= 32])
+def test_last_tiles_of_which_all_but_one_fire(n: int, tile: int, d_ff: int) -> None:
+    """So few that their products are gathered: the one that does not fire has no hidden state to be read."""
+    one = call(n, 128, d_ff, 0)
+    one.w_gate[:] = 0
+    one.w_gate[:, 0] = -1
+    one.w_gate[d_ff - d_ff % tile + 1 :, 0] = 1
+    poison()
+    got = hopper.run(one)
+    assert int(got[1].nnz.max()) == d_ff % tile - 1
+    assert_same_results(got, reference.run(one), (n, tile))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [5, 16, 40, 64, 100, 500, 1000, 3000])
+def test_silent_neurons_whose_up_value_is_infinite(n: int) -> None:
+    """0 times it is 0, also where a product is made of a whole tile, as its other neurons fire."""
+    one = call(n, 128, 5632, -40)
+    one.x[:, 5], one.w_gate[:, 5], one.w_up[:, 5] = 0, 0, 0
+    one.x[::3, 5] = 2.0**100
+    one.w_gate[40::97], one.w_up[40::97, 5] = 0, 2.0**100
+    one.w_gate[40::97, 0] = -1
+    got = hopper.run(one)
+    assert bool(got[1].finite.all()) and 0.8 * 5632 < int(got[1].nnz.min()) <= int(got[1].nnz.max()) <= 5632 - 58
+    assert_same_results(got, reference.run(one), n)
 
 
 @pytest.mark.gpu
