@@ -1,6 +1,9 @@
-"""Choose the device that a command runs on, by its name."""
+"""Choose the device that a command runs on, by its name, and say what to do where it has too little memory."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -15,3 +18,14 @@ def pick_device(device: str) -> torch.device:
             "Expected a CUDA device for --device cuda, PyTorch sees none: use --device cpu, or `twell doctor`."
         )
     return torch.device("cuda", torch.cuda.current_device()) if present and device != "cpu" else torch.device("cpu")
+
+
+@contextmanager
+def memory_for(what: str, advice: str) -> Iterator[None]:
+    """Raise UserError, with what to do, if there is too little memory for something that is done meanwhile."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # a CPU's lack is told in the words of a RuntimeError alone
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+            raise UserError(f"Expected memory for {what}, got too little: {advice}.") from None
+        raise

@@ -102,7 +102,7 @@ class DemoOptions:
 
     out: Path = option(Path("runs/demo"), help="the run's folder; a complete demo run in it is reused")
     app: bool = option(True, help="open the dashboard afterwards")
-    port: int = option(8501, help="the dashboard's port")
+    port: int = option(8501, help="the dashboard's port", least=1, most=65_535)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ class AppOptions:
     """
 
     runs: Path = option(Path("runs"), help="a folder of runs, or one run", value="RUNS", argument=True)
-    port: int = option(8501, help="port to listen on")
+    port: int = option(8501, help="port to listen on", least=1, most=65_535)
     host: str = option("127.0.0.1", help="address to listen on; default: for this machine alone", value="ADDRESS")
     browser: bool = option(True, help="open a browser window")
     without_damaged: bool = option(False, help=WITHOUT_DAMAGED)

@@ -46,6 +46,8 @@ def test_wrong_options_are_refused_without_torch(tiny: Path, tmp_path: Path, tex
         ([*train, "foo"], "Expected a recipe"),
         ([*train, "demo", "--holdout", "1"], "--holdout between 0 and 1"),
         ([*train, "demo", "--teacher", "m"], "Expected --from beside --teacher m"),
+        (["demo", "--port", "70000"], "--port from 1 to 65535, got 70000"),
+        (["app", "--port", "0"], "--port from 1 to 65535, got 0"),
         (["text", "words", "--generate", "-1"], "--generate of at least 0, got -1"),
     )
     program = [sys.executable, "-c", PROGRAM, json.dumps([arguments for arguments, _ in cases])]

@@ -25,7 +25,7 @@ from twell.workbench.ablations.conditions import Facts, Intervention, interventi
 from twell.workbench.ablations.passes import EVERY, AblationRunner
 from twell.workbench.ablations.spelled import Condition
 from twell.workbench.capturing.forward import Inputs
-from twell.workbench.errors import UserError
+from twell.workbench.devices import memory_for
 from twell.workbench.models.own_code import OwnModel
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
@@ -190,13 +190,8 @@ def _rows(
     runner: AblationRunner, interventions: Sequence[Intervention], batch: Batch, study: int, longest: int
 ) -> dict[str, Any]:
     """Return the rows of one batch: a row a condition and document. longest: of all sequences, in tokens"""
-    try:
+    with memory_for(f"batches of {batch.padded:,} tokens", "lower --batch-tokens"):
         losses, firings = runner.run(Inputs.of(batch, runner.own.device), interventions, batch.number)
-    except torch.OutOfMemoryError:
-        raise UserError(
-            f"Expected memory for batches of {batch.padded:,} tokens, got too little on the device: lower "
-            "--batch-tokens."
-        ) from None
     names = [(one.source, one.document, one.start // (BLOCK * longest)) for one in batch.sequences]
     documents = sorted(set(names))
     index = np.array([documents.index(name) for name in names])

@@ -32,6 +32,7 @@ from twell.workbench.bench.options import BenchOptions, refuse_options, whole_nu
 from twell.workbench.bench.screen import Screen
 from twell.workbench.bench.table import Sheet, commit, figures, rows_of
 from twell.workbench.bench.training import run_training_case
+from twell.workbench.devices import memory_for
 from twell.workbench.doctor import device_name
 from twell.workbench.errors import UserError
 from twell.workbench.power import Gauge, PowerReading
@@ -130,12 +131,10 @@ def _run(
         if gauge is not None and (operation == DENSE or operation.op == "ffn_sparse"):
             power[operation] = gauge.window(run)
 
-    try:
+    with memory_for(f"{case.rows:,} rows", "lower --rows"):
         ffn, x, packed = case.make()
         requested = replace(requested, cold=case.cold, on_timed=read_power)
         result = bench_case(ffn, x, requested) if packed is None else bench_packed(ffn, x, packed, requested)
-    except torch.OutOfMemoryError:
-        raise UserError(f"Expected memory for {case.name} of {case.rows:,} rows, got none: lower --rows.") from None
     about = {**about, "ffn": "plain" if ffn.w_up is None else "gated"}
     by_operation = {
         operation: {metric: value for metric, _, value in figures(case, result, operation, about, power.get(operation))}

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from twell.kernels.benchmark.training import TRAIN_DENSE, TrainingResult, bench_training
 from twell.kernels.layout import Layout
 from twell.workbench.bench.cases import Case
+from twell.workbench.devices import memory_for
 from twell.workbench.errors import UserError
 
 COLUMNS = ("operation", "× dense", "of turns", "µs", "peak memory", "error, mean", "largest")
@@ -31,18 +31,17 @@ def run_training_case(
 
     about: the columns that all cases share
     """
-    ffn, x, packed = case.make()
-    if packed is not None:
-        raise UserError(
-            f"Expected at most d_model / 2 rows of a recorded pattern for --training, got {case.rows:,}: lower --rows, "
-            "or give --shape or a model."
-        )
-    try:
-        result = bench_training(ffn, x, compiled, seconds)
-    except ValueError as error:
-        raise UserError(f"Expected an FFN with a backward pass for --training, got another ({error}).") from None
-    except torch.OutOfMemoryError:
-        raise UserError(f"Expected memory for {case.name} of {case.rows:,} rows, got none: lower --rows.") from None
+    with memory_for(f"{case.rows:,} rows", "lower --rows"):
+        ffn, x, packed = case.make()
+        if packed is not None:
+            raise UserError(
+                f"Expected at most d_model / 2 rows of a recorded pattern for --training, got {case.rows:,}: lower "
+                "--rows, or give --shape or a model."
+            )
+        try:
+            result = bench_training(ffn, x, compiled, seconds)
+        except ValueError as error:
+            raise UserError(f"Expected an FFN with a backward pass for --training, got another ({error}).") from None
     about = {**about, "ffn": "plain" if ffn.w_up is None else "gated"}
     _show(case, result, console, x.is_cuda)
     return _rows(case, result, about)

@@ -119,10 +119,11 @@ def parse_fired(text: str, layers: int) -> tuple[frozenset[int], float]:
         part = float(share) if share else 1.0
         for item in named.split(","):
             first, _, last = (f"0-{layers - 1}" if item == "all" else item).partition("-")
-            chosen |= set(range(int(first), int(last or first) + 1))
-    except ValueError:
+            span = range(int(first), int(last or first) + 1)
+            chosen |= {*span} if span and span[0] >= 0 and span[-1] < layers else {layers}
+    except (ValueError, OverflowError):
         chosen, part = set(), 0.0
-    if not (chosen and chosen <= set(range(layers)) and 0 < part <= 1):
+    if not (chosen and max(chosen) < layers and 0 < part <= 1):
         raise UserError(
             f"Expected --fired as LAYERS[:SHARE], layers from 0 to {layers - 1} as in 0,3-5 or all, and a share of "
             f"tokens above 0 and up to 1, got {text!r}."

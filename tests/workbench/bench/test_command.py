@@ -245,6 +245,7 @@ def test_layers_are_added_up(tiny: Path, texts: tuple[str, ...], capsys: pytest.
         ({"model": "TINY", "rows": "99999", "text": ("TEXT",)}, "Expected 99,999 tokens of text, got"),
         ({"rows": "0"}, "at least 1 for --rows, got 0"),
         ({"rows": "1,x"}, "for --rows, got '1,x'"),
+        ({"rows": "999999999999", "nnz": "9"}, "memory for 999,999,999,999 rows, got too little: lower --rows"),
         ({"nnz": "120"}, "--nnz of at most 54 for 128 neurons, got 120"),
         ({"inputs": "light"}, "--inputs of heavy, even, dense, got 'light'"),
         ({"kernel": ("magic",)}, "--kernel of .*, got 'magic'"),

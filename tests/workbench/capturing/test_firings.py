@@ -177,7 +177,7 @@ def test_fired_of_a_wide_layer_and_of_large_values() -> None:
         assert writer.arrow_schema("fired", 1, wide).field("neuron").type == pa.list_(kind)
 
 
-@pytest.mark.parametrize("text", ["", "9", "1-0", "a", "0:0", "0:2", "0:x", "all:"])
+@pytest.mark.parametrize("text", ["", "9", "1-0", "2-1,0", "0-999999999999", "-1", "a", "0:0", "0:2", "0:x", "all:"])
 def test_what_fired_does_not_understand(text: str) -> None:
     if text == "all:":
         assert parse_fired(text, 3) == (frozenset({0, 1, 2}), 1.0)
