@@ -119,8 +119,8 @@ a.tw-fired:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
 
 /* neurons that fire together */
 .tw-chips { display: flex; flex-wrap: wrap; gap: .4rem; }
-a.tw-chip { border: 1px solid rgba(139,149,161,.4); border-radius: 999px; padding: .1rem .7rem; font-size: .87rem;
-  color: var(--tw-link) !important; text-decoration: none !important; }
+a.tw-chip { display: inline-block; border: 1px solid rgba(139,149,161,.4); border-radius: 999px; padding: .1rem .7rem;
+  font-size: .87rem; color: var(--tw-link) !important; text-decoration: none !important; }
 a.tw-chip span { color: light-dark(#56606c, #aeb7c2); }
 a.tw-chip:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
 

@@ -69,7 +69,8 @@ CSS = """<style>
 .st-key-nav .stHtml { margin: 0; }
 .st-key-nav [class*="st-key-group-"] { border-left: 1px solid rgba(139,149,161,.35); padding: 0 .4rem; }
 .st-key-nav .st-key-group-0 { border-left: none; padding-left: 0; }
-.stApp .st-key-nav { overflow-x: auto; scrollbar-width: none; }
+/* its links reach below it, and what reaches out of a box that scrolls sideways scrolls it down too */
+.stApp .st-key-nav { overflow-x: auto; scrollbar-width: none; padding-bottom: 6px; margin-bottom: -6px; }
 @media (max-width: 1250px) {
   .stApp :is([data-testid="stLayoutWrapper"], .stElementContainer):has(> .st-key-nav) { flex-basis: 100% !important; }
   .stApp .st-key-nav [data-testid="stPageLink"] a { padding: .2rem .4rem; }

@@ -70,6 +70,7 @@ def test_a_click_draws_each_figure_once(watched: Any) -> None:
         watched.settle()
         page.wait_for_timeout(1_000)  # a second drawing would follow at once
         assert set(page.evaluate("Object.values(window.drawn)")) == {1}, page.evaluate("window.drawn")
+        assert page.evaluate("document.querySelector('.st-key-nav').scrollTop") == 0, "headings of the bar are cut"
     watched.check()
 
 
