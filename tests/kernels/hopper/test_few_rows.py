@@ -9,7 +9,16 @@ from threading import Barrier
 
 import pytest
 import torch
-from support.gpu_checks import CUDA, LAUNCHES, assert_same, assert_same_in_a_graph, make, poison, spoilt
+from support.gpu_checks import (
+    CUDA,
+    LAUNCHES,
+    assert_same,
+    assert_same_in_a_graph,
+    assert_same_results,
+    make,
+    poison,
+    spoilt,
+)
 from torch import Tensor
 
 from twell.kernels.backends import hopper, reference
@@ -20,11 +29,6 @@ from twell.kernels.stats import Stats
 
 pytestmark = pytest.mark.usefixtures("gpu_without_plans")
 ROWS = [1, 3, 8, 9, 16, 17, 32, 33, 64]  # one and two tiles of rows, then both cuts of the other kernels
-
-
-def assert_as(about: str, got: tuple[Tensor, Stats], expected: tuple[Tensor, Stats]) -> None:
-    assert_same(f"{about}: y", got[0], expected[0])
-    assert_same(f"{about}: stats", got[1], expected[1])
 
 
 def turned(one: FFNParams, stages: int, workspace: hopper.HopperWorkspace | None = None) -> tuple[Tensor, Stats]:
@@ -49,7 +53,7 @@ def test_as_many_neurons_of_a_group_as_each_way_takes_and_one_more(n: int, gated
         one.w_gate[neuron, neuron % n] = (1 + neuron % 3).to(one.w_gate.dtype)
         got = hopper.run(one)
         assert int(got[1].nnz.sum()) == fired + 8
-        assert_as(f"{fired} fired", got, reference.run(one))
+        assert_same_results(got, reference.run(one), f"{fired} fired")
 
 
 @pytest.mark.gpu
@@ -71,7 +75,7 @@ def test_single_pairs_of_neurons_and_rows(n: int, d_model: int, d_ff: int) -> No
             one.w_gate[5 * neuron % group + group, which] = 2
         got = hopper.run(one)
         assert int(got[1].nnz.sum()) == neurons * rows
-        assert_as(f"{pairs}", got, reference.run(one))
+        assert_same_results(got, reference.run(one), f"{pairs}")
 
 
 @pytest.mark.gpu
@@ -82,7 +86,7 @@ def test_groups_of_every_density_side_by_side(n: int, d_ff: int) -> None:
     one = make(n, 136, d_ff, 0, bias=True, probes="counts", layout=None, want_packed=False)
     one.w_gate[:, 0] = torch.linspace(60, -40, d_ff, device=CUDA).round().neg()
     whole = reference.run(one)
-    assert_as("finite", hopper.run(one), whole)
+    assert_same_results(hopper.run(one), whole, "finite")
     one.x[n // 2, 5] = float("nan")
     y, stats = hopper.run(one)
     assert bool(y[n // 2].isnan().all())
@@ -105,7 +109,7 @@ def test_one_neuron_alone_spoils_a_row(n: int, d_ff: int, how: str) -> None:
         one, rows = spoilt(one, how)
         got = hopper.run(one)
         assert (~got[1].finite).nonzero().flatten().tolist() == rows
-        assert_as(f"{how}, {quiet}, {dtype}", got, reference.run(one))
+        assert_same_results(got, reference.run(one), f"{how}, {quiet}, {dtype}")
 
 
 @pytest.mark.gpu
@@ -140,7 +144,7 @@ def test_the_same_bits_again_and_again(n: int) -> None:
     y, stats = hopper.run(one)
     assert 0 < int(stats.nnz.sum()) < n * 2816
     for again in [hopper.run(one) for _ in range(20)]:
-        assert_as("again", again, (y, stats))
+        assert_same_results(again, (y, stats), "again")
     assert_same_in_a_graph(lambda: hopper.run(one), y, stats)
 
 
@@ -157,7 +161,7 @@ def test_calls_in_turns_in_one_workspace(n: int, d_ff: int) -> None:
     workspace = hopper.HopperWorkspace(n, d_ff, calls[0].x.dtype, CUDA)
     order = [at for _ in range(25) for at in (0, 1, 2, 3, 1, 0, 3, 2, 0)]
     for at, got in [(at, turned(calls[at], 0, workspace)) for at in order]:
-        assert_as(f"call {at}", got, expected[at])
+        assert_same_results(got, expected[at], f"call {at}")
 
 
 @pytest.mark.gpu
@@ -184,7 +188,7 @@ def test_threads_whose_calls_differ_in_size_do_not_take_shared_memory_from_each_
     with ThreadPoolExecutor(len(calls)) as pool:
         from_threads = list(pool.map(again, calls))
     for one, result in zip(calls, from_threads, strict=True):
-        assert_as(f"{len(one.x)} rows", result, reference.run(one))
+        assert_same_results(result, reference.run(one), f"{len(one.x)} rows")
 
 
 @pytest.mark.gpu
@@ -196,7 +200,7 @@ def test_gathered_weights_that_come_last(n: int) -> None:
     away = torch.empty(2**28, dtype=torch.uint8, device=CUDA)
     for _ in range(5):
         away.fill_(1)
-        assert_as("cold", hopper.run(one), expected)
+        assert_same_results(hopper.run(one), expected, "cold")
 
 
 @pytest.mark.gpu
@@ -237,7 +241,7 @@ def test_hints_change_no_bit(n: int, quiet: float) -> None:
     assert_same("nnz", expected[1].nnz, reference.run(one)[1].nnz)
     workspace = hopper.HopperWorkspace(n, 8192, one.x.dtype, CUDA)
     for hints in (0, Stage.LEAVE_DENSE, Stage.NEXT_WAVE, Stage.LEAVE_DENSE | Stage.NEXT_WAVE) * 3:
-        assert_as(f"hints {int(hints)}", turned(one, hints, workspace), expected)
+        assert_same_results(turned(one, hints, workspace), expected, f"hints {int(hints)}")
 
 
 @pytest.mark.gpu
@@ -254,7 +258,7 @@ def test_wide_groups_as_each_way_takes_and_one_more(n: int, gated: bool) -> None
         one.w_gate[neuron, neuron % n] = (1 + neuron % 3).to(one.w_gate.dtype)
         got = hopper.run(one)
         assert int(got[1].nnz.sum()) == fired + 8
-        assert_as(f"{fired} fired", got, reference.run(one))
+        assert_same_results(got, reference.run(one), f"{fired} fired")
 
 
 @pytest.mark.gpu
@@ -265,7 +269,7 @@ def test_wide_groups_of_every_density_side_by_side(n: int, d_ff: int) -> None:
     one = make(n, 1096, d_ff, 0, bias=True, probes="counts", layout=None, want_packed=False)
     one.w_gate[:, 0] = torch.linspace(60, -40, d_ff, device=CUDA).round().neg()
     whole = reference.run(one)
-    assert_as("finite", hopper.run(one), whole)
+    assert_same_results(hopper.run(one), whole, "finite")
     one.x[n // 2, 5] = float("nan")
     y, stats = hopper.run(one)
     others = torch.arange(n, device=CUDA) != n // 2
@@ -275,7 +279,7 @@ def test_wide_groups_of_every_density_side_by_side(n: int, d_ff: int) -> None:
     one.w_down.copy_(torch.randn(one.w_down.shape, device=CUDA, generator=source))
     first = hopper.run(one)
     for _ in range(20):
-        assert_as("again", hopper.run(one), first)
+        assert_same_results(hopper.run(one), first, "again")
     assert float((first[0] - turned(one, Stage.WIDE_GROUPS)[0]).abs().max()) <= 2**-6 * float(first[0].abs().max())
 
 
