@@ -119,9 +119,9 @@ def parse_fired(text: str, layers: int) -> tuple[frozenset[int], float]:
         part = float(share) if share else 1.0
         for item in named.split(","):
             first, _, last = (f"0-{layers - 1}" if item == "all" else item).partition("-")
-            span = range(int(first), int(last or first) + 1)
-            chosen |= {*span} if span and span[0] >= 0 and span[-1] < layers else {layers}
-    except (ValueError, OverflowError):
+            low, high = int(first), int(last or first)
+            chosen |= {*range(low, high + 1)} if low <= high < layers else {layers}  # one that is not there
+    except ValueError:
         chosen, part = set(), 0.0
     if not (chosen and max(chosen) < layers and 0 < part <= 1):
         raise UserError(

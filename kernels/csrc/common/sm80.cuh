@@ -23,7 +23,7 @@ __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-// Loads that return zeros, and read nothing, unless `inside`; many of them are in flight at once.
+// A load that returns zeros, and reads nothing, unless `inside`; many of them are in flight at once.
 __device__ __forceinline__ uint4 load_16(const void* global, bool inside) {
   uint4 v;
   asm volatile(
@@ -34,18 +34,9 @@ __device__ __forceinline__ uint4 load_16(const void* global, bool inside) {
       : "l"(global), "r"(static_cast<int>(inside)));
   return v;
 }
-__device__ __forceinline__ uint2 load_8(const void* global, bool inside) {
-  uint2 v;
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n mov.b32 %0, 0;\n mov.b32 %1, 0;\n"
-      " @p ld.global.v2.b32 {%0, %1}, [%2];\n}\n"
-      : "=&r"(v.x), "=&r"(v.y)
-      : "l"(global), "r"(static_cast<int>(inside)));
-  return v;
-}
 
-// Loads and stores of one piece, from and to the L2, that may meet those of other threads of the GPU; alone they put
-// nothing else in order.
+// Loads, likewise, and stores of one piece, from and to the L2, that may meet those of other threads of the GPU; alone they
+// put nothing else in order.
 __device__ __forceinline__ uint32_t load_relaxed_4(const void* global, bool inside) {
   uint32_t v;
   asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n mov.b32 %0, 0;\n @p ld.relaxed.gpu.global.b32 %0, [%1];\n}\n"

@@ -217,7 +217,8 @@ __device__ __forceinline__ int add_in_order(int* global, int value) {
 
 // ---- launches that overlap, clusters, and registers
 
-// Lets the next kernel of the stream start once every CTA of this one has begun; it runs up to its `wait_for_launches`.
+// Lets the next kernel of the stream start once a thread of every CTA of this one has called this. It runs up to its
+// `wait_for_launches`; where it reads before that what this one writes, both see to the order themselves.
 __device__ __forceinline__ void let_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 // Waits until the kernels before this one have ended and their writes are visible.
 __device__ __forceinline__ void wait_for_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

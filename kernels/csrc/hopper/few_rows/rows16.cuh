@@ -6,7 +6,9 @@
 // k: each has a ring of its own, which the copy engine fills and no other warp waits for, and the sums are added at the
 // end, in one order. Weights are the rows of the products, and the call's rows their columns, eight in a tile. The two
 // launches leave room for each other on a multiprocessor: `rows16_down` starts when `rows16_gate_up` has hardly begun, and
-// takes from memory what that hands on, as it comes: lists, whose weights it requests at once, then the hidden state.
+// takes from memory what that hands on, as it comes: lists, whose weights it requests at once, then the hidden state. It
+// starts when all CTAs of the other run, so none of these waits for room that it has; and when they have waited for the
+// launches before, so it may write what those read.
 #pragma once
 
 #include "common/sm80.cuh"

@@ -19,7 +19,7 @@ struct Rows16Gate {
   struct Shared {
     float gates[kNeurons][kRows];
     uint64_t full[kRows16Warps][kDepth], begun, listed;
-    uint32_t fires[2];               // a bit a neuron that any row fires
+    uint32_t fires[2];                // a bit a neuron that any row fires
     uint32_t broken_gate, broken_up;  // a bit a row whose gate values, or whose hidden state, are not finite
     int counts[kRows];
     uint16_t list[kNeurons];  // the neurons that fire, ascending
@@ -235,8 +235,8 @@ __device__ __forceinline__ uint32_t rows_that_fire(const typename Rows16Gate<kTi
   return rows;
 }
 
-// Lists the neurons that fire, by their number in the CTA, with their pairs if they are few. Unless in a
-// rehearsal, says so to the scout, and hands on how many each row fires.
+// Lists the neurons that fire, by their number in the CTA, with their pairs if they are few. Unless in a rehearsal, says so
+// to the scout, and hands on how many each row fires.
 template <int kTiles, int kNeurons>
 __device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles, kNeurons>::Shared& s, Rows16Group<kNeurons>& group, bool rehearsal) {
   const int thread = threadIdx.x;
@@ -291,7 +291,10 @@ __global__ void __launch_bounds__(kRows16Threads + 32, 3)  // with registers for
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = blockIdx.x * kNeurons;
   if (thread < kRows16Warps * Gate::kDepth) barrier_init(&s.full[0][thread], 1);
   if (thread < Gate::kRows) s.counts[thread] = 0;
-  if (thread == 0) barrier_init(&s.begun, 1), barrier_init(&s.listed, kRows16Listers), s.fires[0] = s.fires[1] = s.broken_gate = s.broken_up = 0, s.pairs.count = 0;
+  if (thread == 0) {
+    barrier_init(&s.begun, 1), barrier_init(&s.listed, kRows16Listers);
+    s.fires[0] = s.fires[1] = s.broken_gate = s.broken_up = 0, s.pairs.count = 0;
+  }
   fence_barrier_init();
   __syncthreads();
 
