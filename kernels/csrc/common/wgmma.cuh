@@ -1,5 +1,5 @@
-// The warpgroup product D[64 x N] (+)= A[64 x 16] B[N x 16]^T for N of 16, 32, 48, 64, 96, 112, 128, 160, 176, 192, 224
-// and 256. Operands are in shared memory, D is in N / 2 registers a thread: thread t of the warpgroup holds, for j < N
+// The warpgroup product D[64 x N] (+)= A[64 x 16] B[N x 16]^T for N of 16, 32, 48, 64, 96, 112, 128, 144, 160, 176, 192,
+// 224 and 256. Operands are in shared memory, D is in N / 2 registers a thread: thread t of the warpgroup holds, for j < N
 // / 8 and h, e of 0 and 1, D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e] in d[4 * j + 2 * h + e].
 #pragma once
 
@@ -28,6 +28,8 @@ namespace twell::sm90 {
 #define TWELL_D_32_TO_47 "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
 #define TWELL_NAMES_32_TO_55 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55"
 #define TWELL_D_32_TO_55 "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+#define TWELL_NAMES_64_TO_71 "%64, %65, %66, %67, %68, %69, %70, %71"
+#define TWELL_D_64_TO_71 "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
 #define TWELL_NAMES_64_TO_79 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define TWELL_D_64_TO_79 "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
 #define TWELL_NAMES_64_TO_87 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87"
@@ -55,6 +57,9 @@ namespace twell::sm90 {
   } else if constexpr (kN == 128) {                                                                     \
     TWELL_WGMMA(TYPE, "128", TWELL_NAMES_0 ", " TWELL_NAMES_1, "%64", "%65", "%66", "%67", "%68",              \
                 TWELL_D_0, TWELL_D_1);                                                                  \
+  } else if constexpr (kN == 144) {                                                                            \
+    TWELL_WGMMA(TYPE, "144", TWELL_NAMES_0 ", " TWELL_NAMES_1 ", " TWELL_NAMES_64_TO_71,                        \
+                "%72", "%73", "%74", "%75", "%76", TWELL_D_0, TWELL_D_1, TWELL_D_64_TO_71);                     \
   } else if constexpr (kN == 160) {                                                                            \
     TWELL_WGMMA(TYPE, "160", TWELL_NAMES_0 ", " TWELL_NAMES_1 ", " TWELL_NAMES_64_TO_79,                        \
                 "%80", "%81", "%82", "%83", "%84", TWELL_D_0, TWELL_D_1, TWELL_D_64_TO_79);                     \
@@ -76,7 +81,7 @@ namespace twell::sm90 {
 // keep 0: D is overwritten. kTransposeA, kTransposeB 1: A, B is MN-major. The array D may be larger than the product.
 template <typename T, int kN, int kTransposeB, int kTransposeA = 0, int kSize>
 __device__ __forceinline__ void wgmma(float (&d)[kSize], uint64_t a, uint64_t b, int keep) {
-  static_assert(kN == 16 || kN == 32 || kN == 48 || kN == 64 || kN == 96 || kN == 112 || kN == 128 || kN == 160 || kN == 176 || kN == 192 || kN == 224 || kN == 256);
+  static_assert(kN == 16 || kN == 32 || kN == 48 || kN == 64 || kN == 96 || kN == 112 || kN == 128 || kN == 144 || kN == 160 || kN == 176 || kN == 192 || kN == 224 || kN == 256);
   static_assert(2 * kSize >= kN);
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     TWELL_WGMMA_N("bf16")
@@ -94,6 +99,8 @@ __device__ __forceinline__ void wgmma(float (&d)[kSize], uint64_t a, uint64_t b,
 #undef TWELL_D_OF_24
 #undef TWELL_NAMES_32_TO_47
 #undef TWELL_D_32_TO_47
+#undef TWELL_NAMES_64_TO_71
+#undef TWELL_D_64_TO_71
 #undef TWELL_NAMES_64_TO_79
 #undef TWELL_D_64_TO_79
 #undef TWELL_NAMES_64_TO_87

@@ -38,6 +38,7 @@ struct DownPiece {
   }
   __device__ __forceinline__ int size() const { return abs(signed_size); }
   __device__ __forceinline__ int steps() const { return steps_of(signed_size); }  // of the whole task
+  __device__ __forceinline__ bool is_whole() const { return first == 0 && end == steps(); }
   // Whether the piece's sums go to the share that has the last steps.
   __device__ __forceinline__ bool left_to_other() const { return end < steps(); }
   // Whether the piece adds what others have left.
@@ -122,12 +123,13 @@ __device__ __forceinline__ void add_part(float (&d)[128], Shared& s, Ring& ring)
   }
 }
 
-// Fills the ring with a task's steps if it takes every neuron. By a warp.
+// Fills the ring with a task's steps if it takes every neuron, from `turned` steps further on and round. By a warp.
 __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& f, Shared& s, Ring ring,
-                                           const DownPiece& task, int lane) {
+                                           const DownPiece& task, int turned, int lane) {
   constexpr int kColumns = 64;  // of a box of W
 #pragma unroll 1
-  for (int step = task.first; step < task.end; ++step, ring.next()) {
+  for (int i = task.first; i < task.end; ++i, ring.next()) {
+    const int step = i + turned - (i + turned >= task.end ? task.end : 0);
     uint64_t* full = &s.full[ring.stage];
     wait_as_warp(&s.empty[ring.stage], ring.phase);
     if (lane == 0) {
@@ -148,9 +150,11 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
   Ring ring;
   ring.phase = 1;
   const int place = warp * kRows + lane % kRows;  // in a step, the neuron that this lane looks up
+  int turned = 0;  // a whole task after a first piece begins where that has ended, so that CTAs stay at the same steps
   each_down_piece(f, shares, place, [&](const DownPiece& task) {
     if (task.size() == f.d_ff) {  // the copy engine fetches all of it; one warp issues the copies
-      if (warp == 0) load_steps(w_map, f, s, ring.of_warp(), task, lane);
+      if (warp == 0) load_steps(w_map, f, s, ring.of_warp(), task, task.is_whole() ? turned : 0, lane);
+      if (task.left_to_other()) turned = task.end;
       ring.skip(task.end - task.first);
       named_sync<kProducers>(kProducerBarrier);  // no thread waits for a stage that was freed once before
     } else {

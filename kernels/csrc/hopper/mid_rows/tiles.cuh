@@ -32,7 +32,7 @@ struct CtaTile {
   int columns(const Ffn& f) const { return (f.d_ff + neurons * kTiledPair - 1) / (neurons * kTiledPair) * kTiledPair; }
 };
 
-constexpr CtaTile kCtaTiles[] = {{128, 48},  {128, 64},  {128, 96},  {128, 112}, {128, 128}, {128, 160},
+constexpr CtaTile kCtaTiles[] = {{128, 48},  {128, 64},  {128, 96},  {128, 112}, {128, 128}, {128, 144}, {128, 160},
                                  {128, 176}, {128, 192}, {128, 224}, {128, 256}, {256, 176}};
 
 // Cycles of a step of 64 of k: the time to fetch its rows at this many bytes a cycle, or of the product of 128 rows and
