@@ -59,7 +59,7 @@ void launch_rows64_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t strea
     const int bytes = kTiles * (kRows64WeightBytes + shape.row_bytes());
     // The products read 64 rows from the start of a tile's rows, also if fewer exist.
     const int rest = (sizeof(Rows64Shared<kTiles>) + 1023) / 1024 * 1024 + kRows64Max * kTileK * 2;
-    shape.stages = std::min((kMaxSharedBytes - rest) / bytes, kRows64Stages);
+    shape.stages = std::min({(kMaxSharedBytes - rest) / bytes, kRows64Stages, (f.d_model + kTiles * kTileK - 1) / (kTiles * kTileK)});
     const auto x = tiles_map<TWELL_T>(f.x, f.rows, f.d_model, shape.box, kTiles);
     const auto gate = tiles_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kGroupNeurons, kTiles);
     const auto up = f.w_up == nullptr ? gate : tiles_map<TWELL_T>(f.w_up, f.d_ff, f.d_model, kGroupNeurons, kTiles);

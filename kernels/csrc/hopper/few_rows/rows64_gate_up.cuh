@@ -170,11 +170,11 @@ __device__ __forceinline__ void produce_rows64_up(unsigned char* base, Rows64Sha
     prefetch_bulk(down + at, f.d_model * 2);
   }
   if (!has_up) return;
-  Stages ring = rows64_ring(base, s, shape, 1, false);
+  Stages ring = rows64_ring(base, s, shape, 1, false, 0);
   if (producer == 0)
-    load_rows64<kTiles>(ring, x_map, up_map, all_weights, first, shape, f.d_model);
+    load_rows64<kTiles>(ring, x_map, up_map, all_weights, first, shape, f.d_model, shape.stages);
   else if (producer >= 32 && !all_weights)
-    gather_rows64<T, kTiles>(ring, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, f.d_model);
+    gather_rows64<T, kTiles>(ring, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, f.d_model, shape.stages);
 }
 
 // Computes the up product of the `count` listed neurons, and their hidden state. By the consumers.
@@ -229,9 +229,9 @@ __global__ void __launch_bounds__(rows64_consumers(kTiles) + kRows64Producers, 1
   unsigned char* base = in_register(raw);
   Rows64Shared<kTiles>& s = *reinterpret_cast<Rows64Shared<kTiles>*>(base);
   const int thread = threadIdx.x, group = uniform(thread / 128), first = blockIdx.x * kGroupNeurons;
-  const int stages = (f.d_model + kTiles * kTileK - 1) / (kTiles * kTileK);
+  const int stages = rows64_stages<kTiles>(f.d_model), begin = rows64_begin(stages, shape.stages);
   const bool consumes = group < kTiles;
-  if (thread == 0) begin_rows64(s, shape.stages);
+  if (thread == 0) begin_rows64(s, shape.stages, begin);
   if (thread == 32) prefetch_map(&x_map), prefetch_map(&gate_map), prefetch_map(&up_map);
   __syncthreads();
   let_next_launch();
@@ -240,13 +240,13 @@ __global__ void __launch_bounds__(rows64_consumers(kTiles) + kRows64Producers, 1
   const int tile = group;  // of a consumer
   const Consumer c{0, thread / 32 % 4, thread % 32};
   float d[kGroupNeurons / 2] = {};
-  const auto ring_of = [&](int product) { return rows64_ring(base, s, shape, product, consumes); };
+  const auto ring_of = [&](int product) { return rows64_ring(base, s, shape, product, consumes, begin); };
   if (consumes) {
     multiply_rows64<T, kGroupNeurons, kTiles>(d, ring_of(0), s, shape, stages, tile, c.lane, [](int, uint32_t) {});
     if (tile == 0) finish_rows64_gate<T, kTiles>(d, s, f, Rows64Marks(f), c, first, shape.dense);
   } else if (thread == kRows64Consumers) {
     Stages ring = ring_of(0);
-    load_rows64<kTiles>(ring, x_map, gate_map, true, first, shape, f.d_model);
+    load_rows64<kTiles>(ring, x_map, gate_map, true, first, shape, f.d_model, 0);
   }
   __syncwarp();
   __syncthreads();

@@ -21,31 +21,38 @@ struct __align__(16) Rows64Shared {
   float4 sums[kTiles - 1][kGroupNeurons / 8][128];  // sums of the warpgroups of all tiles but the first
 };
 
-// Calls at(tile) for each stage, which begins with that tile of k, once the stage is free. CTAs begin at different k,
-// so that they do not all request the same data at once.
+// How many stages take all of k.
+template <int kTiles>
+__device__ __forceinline__ int rows64_stages(int d_model) {
+  return (d_model + kTiles * kTileK - 1) / (kTiles * kTileK);
+}
+
+// Calls at(i, tile) for the i-th stage, which begins with that tile of k, once the stage is free. CTAs begin at different
+// k, so that they do not all request the same data at once; the up product with the last `kept` stages of the gate's.
 template <int kTiles, typename At>
-__device__ __forceinline__ void each_stage(Stages& s, int d_model, At at) {
-  const int tiles = (d_model + kTileK - 1) / kTileK, stages = (tiles + kTiles - 1) / kTiles;
-  int tile = blockIdx.x % stages * kTiles;
+__device__ __forceinline__ void each_stage(Stages& s, int d_model, int kept, At at) {
+  const int stages = rows64_stages<kTiles>(d_model);
+  int tile = (blockIdx.x + stages - kept) % stages * kTiles;
   for (int i = 0; i < stages; ++i, s.next()) {
     barrier_wait(&s.empty[s.at], s.phase);
-    at(tile);
+    at(i, tile);
     tile = tile + kTiles < stages * kTiles ? tile + kTiles : 0;
   }
 }
 
-// Fills the stages by the copy engine with the rows and, if `all_weights`, with the weights. By one thread.
+// Fills the stages by the copy engine with the rows, which the first `kept` stages have, and, if `all_weights`, with the
+// weights. By one thread.
 template <int kTiles>
 __device__ __forceinline__ void load_rows64(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map,
-                                            bool all_weights, int first, const Rows64Shape& shape, int d_model) {
+                                            bool all_weights, int first, const Rows64Shape& shape, int d_model, int kept) {
   const int step = shape.even ? kTiles : 1;
-  const uint32_t bytes = kTiles * (shape.row_bytes() + (all_weights ? kRows64WeightBytes : 0));
-  each_stage<kTiles>(s, d_model, [&](int tile) {
+  each_stage<kTiles>(s, d_model, kept, [&](int stage, int tile) {
     uint64_t* full = &s.full[s.at];
-    barrier_expect(full, bytes);
+    const bool rows = stage >= kept;
+    barrier_expect(full, kTiles * ((rows ? shape.row_bytes() : 0) + (all_weights ? kRows64WeightBytes : 0)));
     for (int i = 0; i < kTiles; i += step) {
       const int x = shape.even ? 0 : (tile + i) * kTileK, z = shape.even ? tile + i : 0;
-      tma_load_3d(s.here() + kTiles * kRows64WeightBytes + i * shape.row_bytes(), &x_map, full, x, 0, z);
+      if (rows) tma_load_3d(s.here() + kTiles * kRows64WeightBytes + i * shape.row_bytes(), &x_map, full, x, 0, z);
       if (all_weights) tma_load_3d(s.here() + i * kRows64WeightBytes, &map, full, x, first, z);
     }
   });
@@ -54,14 +61,14 @@ __device__ __forceinline__ void load_rows64(Stages& s, const CUtensorMap& x_map,
 // Fills them with the weights of the listed neurons, by all producers but the first warp, which fetches the rows.
 template <typename T, int kTiles>
 __device__ __forceinline__ void gather_rows64(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list,
-                                              int count, int first, int d_model) {
+                                              int count, int first, int d_model, int kept) {
   constexpr int kApart = kRows64Gatherers / 8, kRounds = (kRows64Gathered + kApart - 1) / kApart;
   const int thread = threadIdx.x % kRows64Producers - 32, row = thread / 8, chunk = thread % 8;
   uint32_t offset[kRounds];
 #pragma unroll
   for (int j = 0; j < kRounds; ++j)
     offset[j] = row + kApart * j < count ? static_cast<uint32_t>(first + list[row + kApart * j]) * d_model : 0;
-  each_stage<kTiles>(s, d_model, [&](int tile) {
+  each_stage<kTiles>(s, d_model, kept, [&](int, int tile) {
     const uint32_t to = smem_address(s.here()) + chunk * 16;
 #pragma unroll 1
     for (int i = 0; i < kTiles; ++i) {
@@ -79,13 +86,18 @@ __device__ __forceinline__ void gather_rows64(Stages& s, uint64_t* gathered, con
   });
 }
 
+// Where the gate's product begins in a ring of `stages`, of which it takes `all`: so that it ends with the last one, and the
+// up product, which begins with the first, finds the rows of the stages there.
+__device__ __forceinline__ int rows64_begin(int all, int stages) { return (stages - all % stages) % stages; }
+
 // Prepares the barriers of `stages` stages, for the gate's product and the up product, and clears what consumers mark.
-// By one thread.
+// By one thread. begin: the gate's first stage; those before it are as after a round
 template <int kTiles>
-__device__ __forceinline__ void begin_rows64(Rows64Shared<kTiles>& s, int stages) {
+__device__ __forceinline__ void begin_rows64(Rows64Shared<kTiles>& s, int stages, int begin) {
+  constexpr int kFreed = rows64_consumers(kTiles) / 32;
   for (int i = 0; i < stages; ++i) {
-    for (int j = 0; j < 2; ++j)
-      barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], rows64_consumers(kTiles) / 32);
+    for (int j = 0; j < 2; ++j) barrier_init(&s.full[j][i], 1), barrier_init(&s.empty[j][i], kFreed);
+    if (i < begin) barrier_arrive(&s.full[0][i]), barrier_arrive_for(&s.empty[0][i], kFreed);
     barrier_init(&s.gathered[i], kRows64Gatherers);
   }
   barrier_init(&s.listed, kRows64Listers);
@@ -98,9 +110,9 @@ __device__ __forceinline__ void begin_rows64(Rows64Shared<kTiles>& s, int stages
 // barriers.
 template <int kTiles>
 __device__ __forceinline__ Stages rows64_ring(unsigned char* base, Rows64Shared<kTiles>& s, const Rows64Shape& shape,
-                                              int product, bool consumes) {
+                                              int product, bool consumes, int begin) {
   return Stages{base + (sizeof(s) + 1023) / 1024 * 1024,           s.full[product], s.empty[product], shape.stages,
-                kTiles * (kRows64WeightBytes + shape.row_bytes()), !consumes};
+                kTiles * (kRows64WeightBytes + shape.row_bytes()), !consumes,       product == 0 ? begin : 0};
 }
 
 }  // namespace twell::hopper
