@@ -50,7 +50,7 @@ __device__ __forceinline__ bool request_early(const Stages& ring, const DownLoad
   if (count == 0 || !__all_sync(~0u, fires)) return false;
   if (lane == 0)
     for (int i = threadIdx.x / 32 - kConsumerWarps; i < count; i += kProducerWarps) {
-      barrier_expect(&ring.full[i], TiledDown<kOut, kSplits>::kStageBytes);
+      barrier_expect(&ring.full[i], load.bytes());
       load.request(ring.base + i * ring.bytes, &ring.full[i], first + i * kTileK);
       barrier_arrive_for(&ring.full[i], kProducers);
     }
@@ -73,6 +73,7 @@ __device__ __forceinline__ void produce_tiled_down(Stages& ring, const DownLoad<
   const T* w = static_cast<const T*>(f.w_down) + load.out0 + 8 * chunk;
   const int outputs = f.d_model - load.out0 - 8 * chunk;  // how many exist from the thread's first on
   all = all && ring.count >= kProducerWarps;              // else a warp would meet a stage that is two rounds behind
+  const int bytes = load.bytes();
   for (int k0 = begin * kTileK; k0 < size; k0 += kTileK, ring.next()) {
     const int turn = k0 / kTileK % kProducerWarps;
     if (all && turn != thread / 32) continue;
@@ -81,7 +82,7 @@ __device__ __forceinline__ void produce_tiled_down(Stages& ring, const DownLoad<
     uint64_t* full = &ring.full[ring.at];
     barrier_wait(&ring.empty[ring.at], ring.phase);
     if (thread == 32 * turn) {
-      barrier_expect(full, run ? Down::kStageBytes : 0);
+      barrier_expect(full, run ? bytes : 0);
       if (run) load.request(ring.here(), full, list[k0]);
     }
     if (run) {
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint64_t *full = in_register(stage_barriers[0]), *empty = full + kTiledStages;
   Stages ring{in_register(raw), full, empty, stages, Down::kStageBytes, !consumes};
   uint16_t* list = reinterpret_cast<uint16_t*>(ring.base + stages * Down::kStageBytes);
-  const DownLoad<kOut, kSplits> load{w_map, half_map, h_map, block * f.panels * kPanelColumns};
+  const DownLoad<kOut, kSplits> load{w_map, half_map, h_map, block * f.panels * kPanelColumns, f.d_model};
   if (thread == 0) {
     begin_tiled_down<kOut, kSplits>(full, empty, &sent, nonfinite, stages, rank);
     has_requested = false;

@@ -76,7 +76,7 @@ struct DownLoad {
   using Down = TiledDown<kOut, kSplits>;
   static constexpr bool kFullLines = kOut % 64 == 0;
   const CUtensorMap &w, &half, &h;
-  int h0, out0 = blockIdx.y * kOut, line_offset = kFullLines ? 0 : out0 % 64;
+  int h0, d_model, out0 = blockIdx.y * kOut, line_offset = kFullLines ? 0 : out0 % 64;
   // Offset, from the cluster's first output in the row of W_d, of the output whose sum is the at-th of the cluster's.
   __device__ __forceinline__ int shift_of(int at) const {
     return kFullLines ? 0 : at + line_offset < kOut ? line_offset : line_offset - kOut;
@@ -87,10 +87,23 @@ struct DownLoad {
     for (int i = 0; i < 2; ++i) tma_load_2d(stage + i * Down::kSide, &h, full, 64 * i, h0 + neuron);
 #pragma unroll
     for (int i = 0; i < kOut / 64; ++i)
-      tma_load_2d(stage + (2 + i) * Down::kSide, &w, full, out0 + line_offset + 64 * i, neuron);
+      if (has_line(i)) tma_load_2d(stage + (2 + i) * Down::kSide, &w, full, out0 + line_offset + 64 * i, neuron);
     if constexpr (!kFullLines)
-      tma_load_3d(stage + (2 + kOut / 64) * Down::kSide, &half, full, 0, neuron, output(kOut / 64 * 64) / 32);
+      if (has_half()) tma_load_3d(stage + (2 + kOut / 64) * Down::kSide, &half, full, 0, neuron, output(kOut / 64 * 64) / 32);
   }
+  // Bytes that this fetches. What lies past the last output is left out: the copy engine takes longer to write zeros than to
+  // copy, and sums of what a stage holds there are not used.
+  __device__ __forceinline__ int bytes() const {
+    int boxes = 2 + (!kFullLines && has_half());
+#pragma unroll
+    for (int i = 0; i < kOut / 64; ++i) boxes += has_line(i);
+    return boxes * Down::kSide;
+  }
+
+ private:
+  // Whether there are outputs in the i-th whole line, and in the half of one.
+  __device__ __forceinline__ bool has_line(int i) const { return out0 + line_offset + 64 * i < d_model; }
+  __device__ __forceinline__ bool has_half() const { return output(kOut / 64 * 64) < d_model; }
 };
 
 }  // namespace twell::hopper

@@ -70,7 +70,7 @@ __device__ __forceinline__ void produce_persistent_down(Stages& ring, Persistent
     const DownTask task(t, outs);
     const TiledMarks marks(f, task.block, tiles);
     const int size = list_block(s, f, marks, i, tiles, list), m0 = task.block * kBlockRows;
-    const DownLoad<kOut, 1> load{w_map, w_map, h_map, task.block * f.panels * kPanelColumns, task.out * kOut};
+    const DownLoad<kOut, 1> load{w_map, w_map, h_map, task.block * f.panels * kPanelColumns, f.d_model, task.out * kOut};
     produce_tiled_down<T, kOut, 1>(ring, load, f, task.block, list, size, is_consecutive(list, size), 0);
     if (task.out == 0) write_row_results(f, marks, s.blocks[i % 2].nonfinite, nnz, tiles, m0, min(kBlockRows, f.rows - m0));
   }
@@ -135,7 +135,7 @@ __device__ __forceinline__ void consume_persistent_down(Stages& ring, Persistent
     const auto release = [&](int stage) { barrier_arrive(&ring.empty[stage]); };
     multiply<T, kOut, kTileK / 16, 1>(d, ring, (size + kTileK - 1) / kTileK, c.group * kSide, 2 * kSide, ready, c.lane == 0, release, ring.count);
     const DownTask task(t, outs);
-    const DownLoad<kOut, 1> load{w_map, w_map, h_map, task.block * f.panels * kPanelColumns, task.out * kOut};
+    const DownLoad<kOut, 1> load{w_map, w_map, h_map, task.block * f.panels * kPanelColumns, f.d_model, task.out * kOut};
     store_warp_outputs<T, kOut>(d, staging + (c.group * 4 + c.warp) * PersistentDown<kOut>::kWarpBytes, load, f, c, block.nonfinite,
                                 task.block * kBlockRows);
     __syncwarp();
