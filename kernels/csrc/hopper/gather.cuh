@@ -7,9 +7,9 @@ namespace twell::hopper {
 
 // A stage is full once the copy engine's bytes and the copies of each producer thread have arrived; a warpgroup's half
 // of the staging tile, once the copies of its warps have.
-__device__ __forceinline__ void begin_ring(Shared& s) {
+__device__ __forceinline__ void begin_ring(Shared& s, int consumers = kConsumers) {
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1 + kProducers), barrier_init(&s.empty[i], kConsumers);
+    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1 + kProducers), barrier_init(&s.empty[i], consumers);
     barrier_init(&s.staged[0], kConsumerWarps / 2), barrier_init(&s.staged[1], kConsumerWarps / 2);
     fence_barrier_init();
   }

@@ -114,8 +114,9 @@ __device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensor
 
 // D[64 x kN] of this warpgroup over `steps` stages. `hook` runs once, some steps into the loop, if there are any steps.
 // Frees each stage, in `kCluster` CTAs, once its products are done. copied: whether threads' own copies are among those
-// that fill the stages. kTransposeA: A's tile is MN-major, [2 blocks of 64 rows][64 of k][64]
-template <typename T, int kN, int kTransposeB, int kCluster, int kTransposeA = 0, typename Hook>
+// that fill the stages. kTransposeA: A's tile is MN-major, [2 blocks of 64 rows][64 of k][64]. kArrivals: a warp's at each CTA of a
+// cluster
+template <typename T, int kN, int kTransposeB, int kCluster, int kTransposeA = 0, int kArrivals = 1, typename Hook>
 __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, bool copied, const Consumer& c, Hook hook) {
   // K-major: 16 columns of K are 32 bytes. MN-major: [4 blocks of 64 n][8 groups of 8 k][8][64]; 16 of K are 2 KB.
   constexpr uint32_t kLead = kTransposeB ? 8192 : 16, kStepB = kTransposeB ? 2048 >> 4 : 32 >> 4;
@@ -130,7 +131,7 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
     if constexpr (kCluster == 1)
       barrier_arrive_for(&s.empty[last], 32);  // its warp
     else
-      barrier_arrive_remote(empty + 8 * last);
+      barrier_arrive_remote<kArrivals>(empty + 8 * last);
   };
   steps = uniform(steps);
   const int hook_step = min(8, steps - 1);  // earlier results have left by then, so waiting for them is short

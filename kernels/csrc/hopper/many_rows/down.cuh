@@ -24,12 +24,13 @@ struct DownPiece {
   int looked_up;
   __device__ __forceinline__ DownPiece(const Ffn& f, const Shares& shares, int i, int at) {
     const Piece piece = shares.piece(i);
-    block = uniform(piece.block), n0 = uniform(piece.outputs) * kTileN, first = 0,
+    const bool exists = piece.block < f.blocks;  // else the cluster's other CTA has the last block
+    block = uniform(exists ? piece.block : f.blocks - 1), n0 = uniform(piece.outputs) * kTileN, first = 0,
     signed_size = uniform(shares.signed_size(f, block));
     // If the piece begins its task, nothing here waits for the size.
     if (const int upto = uniform(piece.upto); upto != Piece::kAll) first = steps() - upto;
     if (threadIdx.x < kConsumers)
-      looked_up = f.order[block * kTileM + at];
+      looked_up = exists ? f.order[block * kTileM + at] : f.rows;
     else
       looked_up = shares.known_dense(f, block)
                       ? 0
@@ -62,35 +63,35 @@ __device__ __forceinline__ void each_down_piece(const Ffn& f, const Shares& shar
 constexpr int kPartBytes = kTileM * kTileN * 4, kPartQuarters = 4;  // of what a share leaves
 static_assert(kPartBytes / kPartQuarters <= kBBytes);
 
-// A thread's part of f.parts: 16 bytes of every 4 KB.
-__device__ __forceinline__ float4* part_of(const Ffn& f, int share) {
-  return reinterpret_cast<float4*>(f.parts) + static_cast<int64_t>(share) * (kTileM * kTileN / 4) + threadIdx.x;
+// A thread's share of a part of f.parts: 16 bytes of every 4 KB.
+__device__ __forceinline__ float4* part_of(const Ffn& f, int at) {
+  return reinterpret_cast<float4*>(f.parts) + static_cast<int64_t>(at) * (kTileM * kTileN / 4) + threadIdx.x;
 }
 
 // Writes the sums for the share that owns the task.
-__device__ __forceinline__ void leave_part(const float (&d)[128], const Ffn& f, int share) {
-  float4* part = part_of(f, share);
+__device__ __forceinline__ void leave_part(const float (&d)[128], const Ffn& f, int at) {
+  float4* part = part_of(f, at);
 #pragma unroll
   for (int i = 0; i < 32; ++i)
     __stcg(part + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
 }
 
 // Announces them; by the same warps. It waits for the writes, so it is best called some time later.
-__device__ __forceinline__ void announce_part(const Ffn& f, int share) {
+__device__ __forceinline__ void announce_part(const Ffn& f, int at) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) release_store(f.part_ready + share * kPartWarps + threadIdx.x / 32, 1);
+  if (threadIdx.x % 32 == 0) release_store(f.part_ready + at * kPartWarps + threadIdx.x / 32, 1);
 }
 
-// Fetches what a share has left, once it is announced, through the ring: a quarter of every thread's sums for each
+// Fetches a part that a share has left, once it is announced, through the ring: a quarter of every thread's sums for each
 // stage. By the producers.
-__device__ __forceinline__ void bring_part(const Ffn& f, Shared& s, Ring& ring, int share) {
+__device__ __forceinline__ void bring_part(const Ffn& f, Shared& s, Ring& ring, int at) {
   const int thread = threadIdx.x - kConsumers, warp = thread / 32, lane = thread % 32;
-  const int* ready = f.part_ready + share * kPartWarps + lane;
+  const int* ready = f.part_ready + at * kPartWarps + lane;
   while (!__all_sync(~0u, lane >= kPartWarps || acquire_load(ready))) {
   }
   fence_async_proxy_global();  // others' writes before, the copy engine's reads after
   const unsigned char* part =
-      reinterpret_cast<const unsigned char*>(f.parts) + static_cast<int64_t>(share) * kPartBytes;
+      reinterpret_cast<const unsigned char*>(f.parts) + static_cast<int64_t>(at) * kPartBytes;
 #pragma unroll 1
   for (int quarter = 0; quarter < kPartQuarters; ++quarter, ring.next()) {
     wait_as_warp(&s.empty[ring.stage], ring.phase);
@@ -103,8 +104,8 @@ __device__ __forceinline__ void bring_part(const Ffn& f, Shared& s, Ring& ring, 
   }
 }
 
-// Adds it to this thread's sums. By the consumers.
-__device__ __forceinline__ void add_part(float (&d)[128], Shared& s, Ring& ring) {
+// Adds it to this thread's sums. By the consumers. paired: whether stages are freed in both CTAs of the cluster
+__device__ __forceinline__ void add_part(float (&d)[128], Shared& s, Ring& ring, bool paired) {
   constexpr int kFours = 32 / kPartQuarters;
 #pragma unroll
   for (int quarter = 0; quarter < kPartQuarters; ++quarter, ring.next()) {
@@ -120,13 +121,16 @@ __device__ __forceinline__ void add_part(float (&d)[128], Shared& s, Ring& ring)
     __syncwarp();         // else registers are spilled
     // Each thread arrives for itself: racecheck does not accept another thread's arrival for what a thread has read.
     barrier_arrive(&s.empty[ring.stage]);
+    if (paired) barrier_arrive_remote(&s.empty[ring.stage], cluster_rank() ^ 1);
   }
 }
 
-// Fills the ring with a task's steps if it takes every neuron, from `turned` steps further on and round. By a warp.
+// Fills the ring with a task's steps if it takes every neuron, from `turned` steps further on and round; of two
+// CTAs that take it together, each half of the weights for both. By a warp.
 __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& f, Shared& s, Ring ring,
-                                           const DownPiece& task, int turned, int lane) {
+                                           const DownPiece& task, int turned, bool paired, int lane) {
   constexpr int kColumns = 64;  // of a box of W
+  const int half = cluster_rank() * (kTileN / kDownCluster);
 #pragma unroll 1
   for (int i = task.first; i < task.end; ++i, ring.next()) {
     const int step = i + turned - (i + turned >= task.end ? task.end : 0);
@@ -138,7 +142,10 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& 
       bulk_load(s.a[ring.stage], hidden_panel(f, task.block, step), kPanelBytes, full);
 #pragma unroll
       for (int n = 0; n < kTileN; n += kColumns)
-        tma_load_2d(s.b[ring.stage] + n * (kTileK * 2), &w_map, full, task.n0 + n, step * kTileK);
+        if (!paired)
+          tma_load_2d(s.b[ring.stage] + n * (kTileK * 2), &w_map, full, task.n0 + n, step * kTileK);
+        else if (n < kTileN / kDownCluster)
+          tma_load_2d_multicast(s.b[ring.stage] + (half + n) * (kTileK * 2), &w_map, full, task.n0 + half + n, step * kTileK, (1 << kDownCluster) - 1);
     }
   }
 }
@@ -153,7 +160,7 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
   int turned = 0;  // a whole task after a first piece begins where that has ended, so that CTAs stay at the same steps
   each_down_piece(f, shares, place, [&](const DownPiece& task) {
     if (task.size() == f.d_ff) {  // the copy engine fetches all of it; one warp issues the copies
-      if (warp == 0) load_steps(w_map, f, s, ring.of_warp(), task, task.is_whole() ? turned : 0, lane);
+      if (warp == 0) load_steps(w_map, f, s, ring.of_warp(), task, task.is_whole() ? turned : 0, shares.paired(), lane);
       if (task.left_to_other()) turned = task.end;
       ring.skip(task.end - task.first);
       named_sync<kProducers>(kProducerBarrier);  // no thread waits for a stage that was freed once before
@@ -180,7 +187,7 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
         async_arrive(full);
       }
     }
-    if (task.joins_others()) shares.each_further([&](int share) { bring_part(f, s, ring, share); });
+    if (task.joins_others()) shares.each_further([&](int part) { bring_part(f, s, ring, part); });
   });
   async_wait();
 }
@@ -250,7 +257,7 @@ __device__ __forceinline__ void consume_down(const CUtensorMap& y_map, const Ffn
       for (float& value : d) value = 0.f;
     }
     const auto read_ahead = [&] {
-      if (announces) announce_part(f, shares.index());
+      if (announces) announce_part(f, shares.part(shares.index()));
       announces = false;
       if (task.left_to_other()) return;
 #pragma unroll
@@ -260,9 +267,12 @@ __device__ __forceinline__ void consume_down(const CUtensorMap& y_map, const Ffn
       }
     };
     if (task.end == task.first) read_ahead();
-    multiply<T, kTileN, 1, 1>(d, s, ring, task.end - task.first, task.size() != f.d_ff, c, read_ahead);
+    if (shares.paired())
+      multiply<T, kTileN, 1, kDownCluster, 0, 32>(d, s, ring, task.end - task.first, false, c, read_ahead);
+    else
+      multiply<T, kTileN, 1, 1>(d, s, ring, task.end - task.first, task.size() != f.d_ff, c, read_ahead);
     if (task.left_to_other()) {
-      leave_part(d, f, shares.index());
+      leave_part(d, f, shares.part(shares.index()));
       announces = true;
       return;
     }
@@ -270,10 +280,10 @@ __device__ __forceinline__ void consume_down(const CUtensorMap& y_map, const Ffn
     if (task.joins_others()) shares.each_further([&](int) { ++parts; });
     parts = uniform(parts);
 #pragma unroll 1
-    for (; parts > 0; --parts) add_part(d, s, ring);
+    for (; parts > 0; --parts) add_part(d, s, ring, shares.paired());
     finish_down<T>(d, y_map, f, s, task, c, row_finite);
   });
-  if (announces) announce_part(f, shares.index());
+  if (announces) announce_part(f, shares.part(shares.index()));
   bulk_wait<0>();
 }
 
@@ -285,9 +295,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ SharesMemory memory;
   if (threadIdx.x == 0) prefetch_map(&y_map);
   if (threadIdx.x == kConsumers) prefetch_map(&w_map);
-  begin_ring(s);
   if (f.w_up == nullptr) wait_for_launches();  // the launch before is the plan itself
   const Shares shares(f, memory);
+  begin_ring(s, shares.paired() ? kDownCluster * kConsumers : kConsumers);
+  if (shares.paired()) cluster_sync();  // both have begun, so their barriers and rings may be written
   if (threadIdx.x >= kConsumers) {
     registers_down<kProducerRegisters>();
     produce_down<T>(w_map, f, s, shares);
@@ -295,6 +306,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     registers_up<kConsumerRegisters>();
     consume_down<T>(y_map, f, s, shares);
   }
+  if (shares.paired()) cluster_sync();  // no CTA ends while the other may still write to it
 }
 
 }  // namespace twell::hopper

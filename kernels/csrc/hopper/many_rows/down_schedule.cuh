@@ -14,6 +14,9 @@
 // continues about where the first piece has ended. CTAs then read the same steps of weights and hidden state at the
 // same time.
 //
+// If all blocks run dense, a cluster of two CTAs takes two blocks for the same outputs, each CTA a block, and each fetches half of the
+// weights for both: without that they wait for the L2. All of the above then goes by pairs of blocks and clusters.
+//
 // Example: three CTAs; three blocks with one task each (d_model 256), whose unions take 10, 6 and 26 steps. Each task
 // counts kTaskSteps more: 14, 10 and 30 are 54 in all, and an equal share is 18.
 //   Share 1 would begin at 18, which is 4 into task 1 of 6 steps. That is too near its end to cut, so the share begins
@@ -34,6 +37,7 @@ namespace twell::hopper {
 
 // up to this many blocks, equal shares; with more, consecutive blocks should meet in the L2
 constexpr int kShareBlocks = 256;
+constexpr int kDownCluster = 2;    // CTAs
 constexpr int kTaskSteps = 4;      // what a task takes besides its steps, in steps
 constexpr int kCutSteps = 8;       // what a cut takes, in steps: sums that are left and fetched
 constexpr int kLeastSteps = 4;     // fewest steps on either side of a cut
@@ -59,6 +63,7 @@ struct SharesMemory {
   int sizes[kShareBlocks];         // as in f.union_sizes, of the blocks' unions
   int before[kShareBlocks + 1];    // what the blocks before each one take for 256 outputs
   int alike;                       // what every task takes; 0 if tasks differ
+  bool dense;                      // whether all blocks run dense
   Position starts[2][kParts + 1];  // where each share begins and the one before it ends: by whole tasks, and cut
 };
 
@@ -69,6 +74,7 @@ class Shares {
     if (in_turns()) return;
     if (threadIdx.x < 32) {
       int sum = 0, least = 1 << 30, most = 0;
+      bool dense = true;
 #pragma unroll 1
       for (int block0 = 0; block0 < blocks_; block0 += 32) {
         const int block = block0 + threadIdx.x, size = block < blocks_ ? __ldcg(f.union_sizes + block) : 0;
@@ -76,14 +82,15 @@ class Shares {
         const int upto = sum_upto(mine, threadIdx.x);
         if (block < blocks_) {
           m_.sizes[block] = size, m_.before[block] = sum + upto - mine;
-          least = min(least, mine), most = max(most, mine);
+          least = min(least, mine), most = max(most, mine), dense = dense && abs(size) == f.d_ff;
         }
         sum += __shfl_sync(~0u, upto, 31);
       }
-      least = __reduce_min_sync(~0u, least), most = __reduce_max_sync(~0u, most);
-      if (threadIdx.x == 0) m_.before[blocks_] = sum, m_.alike = least == most ? most : 0;
+      least = __reduce_min_sync(~0u, least), most = __reduce_max_sync(~0u, most), dense = __all_sync(~0u, dense);
+      if (threadIdx.x == 0) m_.before[blocks_] = sum, m_.alike = least == most ? most : 0, m_.dense = dense;
     }
     __syncthreads();
+    if (m_.dense) together_ = kDownCluster, blocks_ = (blocks_ + kDownCluster - 1) / kDownCluster, tasks_ = blocks_ * down_tasks(f);
     if (m_.alike > 0) rounds_ = max(tasks_ / ctas() - 1, 0);
     // A lane for each share; a warp's last share is the next warp's first, so that every lane but the last has the next
     // share in its neighbour.
@@ -96,8 +103,13 @@ class Shares {
     cut_ = __syncthreads_or(uneven && lane < 31 && share < ctas());
   }
 
-  __device__ __forceinline__ int ctas() const { return gridDim.x; }
-  __device__ __forceinline__ int index() const { return gridDim.x - 1 - blockIdx.x; }  // number of this CTA's share
+  // Whether the CTAs of a cluster take tasks together. It counts as one of the CTAs then, and a block below is a pair of them.
+  __device__ __forceinline__ bool paired() const { return together_ > 1; }
+  __device__ __forceinline__ int ctas() const { return gridDim.x / together_; }
+  __device__ __forceinline__ int cta() const { return blockIdx.x / together_; }
+  __device__ __forceinline__ int index() const { return ctas() - 1 - cta(); }  // number of this CTA's share
+  // Where this CTA's part of a share's sums is in f.parts.
+  __device__ __forceinline__ int part(int share) const { return share * together_ + blockIdx.x % together_; }
 
   // How many pieces this CTA has.
   __device__ __forceinline__ int count() const {
@@ -108,14 +120,15 @@ class Shares {
   __device__ __forceinline__ Piece piece(int i) const {
     const int outputs = tasks_ / blocks_;
     if (in_turns() || i < rounds_) {
-      const int task = in_turns() ? min(turn(i), tasks_ - 1) : i * ctas() + static_cast<int>(blockIdx.x);
-      return {task / outputs, task % outputs};
+      const int task = in_turns() ? min(turn(i), tasks_ - 1) : i * ctas() + cta();
+      return {block_of(task / outputs), task % outputs};
     }
     const int in_turns_tasks = rounds_ * ctas(), task = min(from().task + i - rounds_, tasks_ - in_turns_tasks - 1);
     // The tasks in turns have left `first`, the first block, with the outputs from outputs_done on, and all blocks
     // after it.
     const int first = in_turns_tasks / outputs, outputs_done = in_turns_tasks % outputs, blocks = blocks_ - first, task_after_first = task - outputs_done * (blocks - 1);
     Piece piece = task_after_first < 0 ? Piece{first + 1 + task % (blocks - 1), task / (blocks - 1)} : Piece{first + task_after_first % blocks, outputs_done + task_after_first / blocks};
+    piece.block = block_of(piece.block);
     if (i == rounds_) piece.without = from().step;
     if (task == to().task && to().step > 0) piece.upto = to().step;
     return piece;
@@ -124,7 +137,7 @@ class Shares {
   __device__ __forceinline__ int signed_size(const Ffn& f, int block) const { return in_turns() ? f.union_sizes[block] : m_.sizes[block]; }
   // Whether the block is known to take every neuron, without a read of memory.
   __device__ __forceinline__ bool known_dense(const Ffn& f, int block) const { return !in_turns() && abs(m_.sizes[block]) == f.d_ff; }
-  // Calls add(share) for every other share that has steps of this CTA's last task.
+  // Calls add(part) for the part of every other share that has steps of this CTA's last task.
   template <typename Add>
   __device__ __forceinline__ void each_further(Add add) const {
     const int task = uniform(to().task);
@@ -133,13 +146,15 @@ class Shares {
       return uniform(start.task) == task && uniform(start.step) > 0;
     };
 #pragma unroll 1
-    for (int share = index() + 1; continues_with_up(share); ++share) add(share);
+    for (int share = index() + 1; continues_with_up(share); ++share) add(part(share));
   }
 
  private:
   __device__ __forceinline__ const Position& from() const { return m_.starts[cut_][index()]; }
   __device__ __forceinline__ const Position& to() const { return m_.starts[cut_][index() + 1]; }
   __device__ __forceinline__ bool in_turns() const { return blocks_ > kShareBlocks; }
+  // This CTA's block of a pair; the second of the last pair may not exist.
+  __device__ __forceinline__ int block_of(int block) const { return block * together_ + static_cast<int>(blockIdx.x) % together_; }
   // Back and forth, as tasks become shorter.
   __device__ __forceinline__ int turn(int round) const {
     return round * ctas() + static_cast<int>(round % 2 ? ctas() - 1 - blockIdx.x : blockIdx.x);
@@ -171,7 +186,8 @@ class Shares {
 
   SharesMemory& m_;
   int blocks_, tasks_, cut_ = 0;
-  int rounds_ = 0;  // of whole tasks, before what is shared
+  int rounds_ = 0;    // of whole tasks, before what is shared
+  int together_ = 1;  // CTAs
 };
 
 }  // namespace twell::hopper
