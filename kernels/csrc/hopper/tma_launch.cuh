@@ -86,6 +86,16 @@ int clusters_at_once(void (*kernel)(Parameters...), int threads, int shared, int
   return count;
 }
 
+// Returns what ask() says of the current device; each thread asks once for each device and each type of `ask`.
+template <typename Ask>
+const auto& of_this_device(Ask ask) {
+  thread_local std::map<int, decltype(ask())> known;
+  int device;
+  check(cudaGetDevice(&device), "device");
+  const auto found = known.find(device);
+  return found != known.end() ? found->second : known[device] = ask();
+}
+
 // Launches in clusters of that many CTAs. The kernel may start before the one before it in the stream has ended, and
 // waits for that itself. kBesideOthers: as in allow_shared
 template <bool kBesideOthers = false, typename... Parameters, typename... Arguments>

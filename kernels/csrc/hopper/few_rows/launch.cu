@@ -28,6 +28,11 @@ void by_rows16_tiles(const Ffn& f, Run run) {
     f.wide_groups ? run.template operator()<2, kWideGroup>() : run.template operator()<2, kGroupNeurons>();
 }
 
+// How many clusters of six CTAs of `rows64_down` run at once on this device.
+int clusters_of_six() {
+  return of_this_device([] { return clusters_at_once(rows64_down<TWELL_T, 6>, kDownConsumers + kDownProducers, kMaxSharedBytes - 1024, 6); });
+}
+
 }  // namespace
 
 template <>
@@ -71,11 +76,15 @@ void launch_rows64_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t strea
 
 template <>
 void launch_rows64_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
-  const int rest = DownSpace(f.d_ff).bytes, stages = std::min((226 * 1024 - rest) / kDownStageBytes, kRows64Stages);
-  const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
-  const auto h = tensor_map<TWELL_T>(f.hidden, f.d_ff, kRows64Max, kTileK);
-  launch_overlapping(rows64_down<TWELL_T>, dim3(kDownSplits, (f.d_model + kDownOutputs - 1) / kDownOutputs), kDownConsumers + kDownProducers,
-                     stages * kDownStageBytes + rest, kDownSplits, stream, w, h, f, nnz, stages);
+  const int tasks = (f.d_model + kDownOutputs - 1) / kDownOutputs;
+  const auto run = [&]<int kSplits>() {
+    const int rest = DownSpace<kSplits>(f.d_ff).bytes, stages = std::min((226 * 1024 - rest) / kDownStageBytes, kRows64Stages);
+    const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
+    const auto h = tensor_map<TWELL_T>(f.hidden, f.d_ff, kRows64Max, kTileK);
+    launch_overlapping(rows64_down<TWELL_T, kSplits>, dim3(kSplits, tasks), kDownConsumers + kDownProducers, stages * kDownStageBytes + rest, kSplits,
+                       stream, w, h, f, nnz, stages);
+  };
+  tasks <= clusters_of_six() ? run.template operator()<6>() : run.template operator()<3>();
 }
 
 template <>

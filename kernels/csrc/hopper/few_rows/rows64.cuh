@@ -3,8 +3,8 @@
 //
 // In `rows64_gate_up` a CTA has 48 neurons and all rows: their gate rows stream through a ring of stages, and it
 // computes the up product of those that any row fires at once. `rows64_down` goes over the union, a cluster for 64
-// outputs, each of whose CTAs takes a third of the union; the thirds are added in one order. Clusters of four would not
-// use all multiprocessors, and two CTAs on one take twice as long. Products this small last as long as their latency,
+// outputs, each of whose CTAs takes a third of the union, or a sixth where outputs are few; their sums are added in one order.
+// Clusters of four would not use all multiprocessors, and two CTAs on one take twice as long. Products this small last as long as their latency,
 // about 70 cycles for 16 of k: warpgroups divide k, and add their sums at the end.
 //
 // The launches hand on (hidden, in `Ffn`): [d_ff][rows padded to a multiple of 64], with the neurons of the union
@@ -21,9 +21,7 @@ namespace twell::hopper {
 constexpr int kRows64Words = kRows64Max / 32, kRows64Producers = 128, kRows64Stages = 16;
 constexpr int kRows64Gathered = 32;  // with more neurons than this, all 48 up weights are fetched, else one by one
 constexpr int kRows64WeightBytes = kGroupNeurons * kTileK * 2;
-constexpr int kDownOutputs = 64, kDownSplits = 3;
-// outputs that a CTA adds; the last CTA has the remaining ones
-constexpr int kDownShare = (kDownOutputs / 8 + kDownSplits - 1) / kDownSplits * 8;
+constexpr int kDownOutputs = 64;
 
 // How the launcher divides `rows64_gate_up`.
 struct Rows64Shape {

@@ -1,5 +1,5 @@
-// The down product of 17 to 64 rows, y = h Wd^T + b over the union: a cluster of three CTAs for 64 outputs, a third of
-// the union for each.
+// The down product of 17 to 64 rows, y = h Wd^T + b over the union: a cluster of three or six CTAs for 64 outputs,
+// which share out the union.
 #pragma once
 
 #include "hopper/few_rows/rows64.cuh"
@@ -12,15 +12,18 @@ constexpr int kDownConsumers = 256, kDownProducers = 256, kDownSide = kTileK * 6
 constexpr int kDownHalves = 2;  // warpgroups that divide a stage's 64 of k
 constexpr int kDownStageBytes = 2 * kDownSide;
 
-// Besides the ring: what the CTAs of a cluster send each other; a third of the union; the bits of what fires, and how
+// Besides the ring: what the CTAs of a cluster send each other; a CTA's share of the union; the bits of what fires, and how
 // many fire before each group.
+template <int kSplits>
 struct DownSpace {
+  // outputs that a CTA adds; the last CTAs have the remaining ones, or none
+  static constexpr int kShare = (kDownOutputs / 8 + kSplits - 1) / kSplits * 8, kParts = kSplits * kDownHalves;
+  using Parts = float (*)[kRows64Max][kShare];  // [kParts]: what warpgroups send of this CTA's outputs
   int parts, list, fired, before, bytes;
   constexpr explicit DownSpace(int d_ff) {
     const int groups = (d_ff + kGroupNeurons - 1) / kGroupNeurons;
-    parts = 0, list = kDownSplits * kDownHalves * kRows64Max * kDownShare * 4;
-    fired = list + ((d_ff / kDownSplits + 16) * 2 + 15) / 16 * 16, before = fired + groups * 8,
-    bytes = before + groups * 2;
+    parts = 0, list = kParts * kRows64Max * kShare * 4;
+    fired = list + ((d_ff / kSplits + 16) * 2 + 15) / 16 * 16, before = fired + groups * 8, bytes = before + groups * 2;
   }
 };
 
@@ -44,12 +47,9 @@ __device__ __forceinline__ void scan_union(const Rows64Marks& marks, uint64_t* f
   for (int g = from; g < to; ++g) before[g] = at, at += __popcll(fired[g]);
 }
 
-// [kDownSplits * kDownHalves]: what warpgroups send of this CTA's outputs
-using DownParts = float (*)[kRows64Max][kDownShare];
-
-// Lists this CTA's third of the union, `size` neurons from the low-th on; a thread takes 16 neurons at a time.
-__device__ __forceinline__ void list_third(uint16_t* list, const uint64_t* fired, const uint16_t* before, int groups,
-                                           int low, int size) {
+// Lists this CTA's share of the union, `size` neurons from the low-th on; a thread takes 16 neurons at a time.
+__device__ __forceinline__ void list_share64(uint16_t* list, const uint64_t* fired, const uint16_t* before, int groups,
+                                             int low, int size) {
   for (int i = threadIdx.x; i < 3 * groups; i += kDownConsumers + kDownProducers) {  // 16 neurons
     const uint64_t mask = fired[i / 3];
     const int first = i % 3 * 16;
@@ -97,9 +97,9 @@ __device__ __forceinline__ void produce_rows64_down(Stages& ring, const CUtensor
 // Writes which rows are finite and, if requested, how many neurons each fires. The rows are divided among CTAs; one
 // warp writes them. broken: a bit a row. nnz: [rows] or null.
 __device__ __forceinline__ void write_rows64_results(const Ffn& f, const Rows64Marks& marks, const uint32_t* broken,
-                                                     int* nnz, int rank, int thread) {
+                                                     int* nnz, int cta, int thread) {
   const int lane = threadIdx.x % 32;
-  for (int row = blockIdx.y * kDownSplits + rank; row < f.rows && thread < 32; row += kDownSplits * gridDim.y) {
+  for (int row = cta; row < f.rows && thread < 32; row += gridDim.x * gridDim.y) {
     const bool fine = !(broken[row / 32] >> (row & 31) & 1);
     if (thread == 0) f.finite[row] = fine;
     if (nnz == nullptr) continue;
@@ -110,11 +110,12 @@ __device__ __forceinline__ void write_rows64_results(const Ffn& f, const Rows64M
   }
 }
 
-// Computes the product over this CTA's third of the union, of which a warpgroup takes half of each stage, and sends the
+// Computes the product over this CTA's share of the union, of which a warpgroup takes half of each stage, and sends the
 // sums to the CTAs whose outputs they are.
-template <typename T>
+template <typename T, int kSplits>
 __device__ __forceinline__ void consume_rows64_down(Stages& ring, const Ffn& f, const uint16_t* list, int size,
-                                                    DownParts parts, int group, uint32_t rank) {
+                                                    typename DownSpace<kSplits>::Parts parts, int group, uint32_t rank) {
+  constexpr int kShare = DownSpace<kSplits>::kShare;
   const int lane = threadIdx.x % 32;
   const int half = group, skip = half * (kTileK / kDownHalves) * 128;
   const Consumer c{0, static_cast<int>(threadIdx.x) / 32 % 4, lane};
@@ -136,25 +137,26 @@ __device__ __forceinline__ void consume_rows64_down(Stages& ring, const Ffn& f, 
     if (row >= f.rows) continue;
 #pragma unroll
     for (int j = 0; j < kDownOutputs / 8; ++j)
-      store_remote(remote_address(&parts[rank * kDownHalves + half][row][8 * j % kDownShare + 2 * (lane & 3)],
-                                  8 * j / kDownShare),
+      store_remote(remote_address(&parts[rank * kDownHalves + half][row][8 * j % kShare + 2 * (lane & 3)],
+                                  8 * j / kShare),
                    d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
   }
 }
 
 // Adds what the cluster's warpgroups have sent, in order, and writes this CTA's outputs, NaN in rows that are not
 // finite.
-template <typename T>
-__device__ __forceinline__ void write_rows64_outputs(const Ffn& f, DownParts parts, const uint32_t* broken, int out0,
-                                                     uint32_t rank) {
+template <typename T, int kSplits>
+__device__ __forceinline__ void write_rows64_outputs(const Ffn& f, typename DownSpace<kSplits>::Parts parts, const uint32_t* broken,
+                                                     int out0, uint32_t rank) {
+  constexpr int kShare = DownSpace<kSplits>::kShare;
   const T* bias = static_cast<const T*>(f.b_down);
-  for (int i = threadIdx.x; i < f.rows * (kDownShare / 2); i += kDownConsumers + kDownProducers) {
-    const int row = i / (kDownShare / 2), place = 2 * (i % (kDownShare / 2)), out = out0 + rank * kDownShare + place;
+  for (int i = threadIdx.x; i < f.rows * (kShare / 2); i += kDownConsumers + kDownProducers) {
+    const int row = i / (kShare / 2), place = 2 * (i % (kShare / 2)), out = out0 + rank * kShare + place;
     if (out >= min(out0 + kDownOutputs, f.d_model)) continue;
     float2 sum = bias != nullptr ? make_float2(static_cast<float>(bias[out]), static_cast<float>(bias[out + 1]))
                                  : make_float2(0.f, 0.f);
 #pragma unroll
-    for (int r = 0; r < kDownSplits * kDownHalves; ++r) {
+    for (int r = 0; r < DownSpace<kSplits>::kParts; ++r) {
       const float2 part = *reinterpret_cast<const float2*>(&parts[r][row][place]);
       sum.x += part.x, sum.y += part.y;
     }
@@ -163,7 +165,7 @@ __device__ __forceinline__ void write_rows64_outputs(const Ffn& f, DownParts par
   }
 }
 
-template <typename T>
+template <typename T, int kSplits>
 __global__ void __launch_bounds__(kDownConsumers + kDownProducers)
     rows64_down(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap h_map, const Ffn f,
                 int* nnz, int stages) {
@@ -177,9 +179,9 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers)
   const uint32_t rank = cluster_rank();
   uint64_t *full = in_register(stage_barriers[0]), *empty = full + kRows64Stages;
   Stages ring{in_register(raw), full, empty, stages, kDownStageBytes, !consumes};
-  const DownSpace space(f.d_ff);
+  const DownSpace<kSplits> space(f.d_ff);
   unsigned char* rest = ring.base + stages * ring.bytes;
-  const DownParts parts = reinterpret_cast<DownParts>(rest + space.parts);
+  const auto parts = reinterpret_cast<typename DownSpace<kSplits>::Parts>(rest + space.parts);
   uint16_t *list = reinterpret_cast<uint16_t*>(rest + space.list),
            *before = reinterpret_cast<uint16_t*>(rest + space.before);
   uint64_t* fired = reinterpret_cast<uint64_t*>(rest + space.fired);
@@ -202,18 +204,18 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers)
     __syncthreads();
   }
   __syncthreads();
-  const int total = sums[0] + sums[1] + sums[2] + sums[3], share = ((total + kDownSplits - 1) / kDownSplits + 15) & ~15;
+  const int total = sums[0] + sums[1] + sums[2] + sums[3], share = ((total + kSplits - 1) / kSplits + 15) & ~15;
   const int low = min(static_cast<int>(rank) * share, total), size = min(share, total - low);
-  list_third(list, fired, before, marks.groups, low, size);
+  list_share64(list, fired, before, marks.groups, low, size);
   __syncthreads();
   if (!consumes) {
     produce_rows64_down<T>(ring, w_map, h_map, f, list, size, out0);
-    write_rows64_results(f, marks, broken, nnz, rank, threadIdx.x - kDownConsumers);
+    write_rows64_results(f, marks, broken, nnz, blockIdx.y * kSplits + rank, threadIdx.x - kDownConsumers);
   } else {
-    consume_rows64_down<T>(ring, f, list, size, parts, group, rank);
+    consume_rows64_down<T, kSplits>(ring, f, list, size, parts, group, rank);
   }
   cluster_sync();
-  write_rows64_outputs<T>(f, parts, broken, out0, rank);
+  write_rows64_outputs<T, kSplits>(f, parts, broken, out0, rank);
 }
 
 }  // namespace twell::hopper

@@ -1,4 +1,3 @@
-#include <map>
 #include <utility>
 
 #include "hopper/tma_launch.cuh"
@@ -33,14 +32,11 @@ void by_shape(const Shape& chosen, Run run) {
 // group of multiprocessors; group sizes differ from one device to another, and clusters leave some multiprocessors
 // idle: 39 clusters of three run on 132 multiprocessors.
 const std::array<int, 4>& down_clusters() {
-  thread_local std::map<int, std::array<int, 4>> known;
-  int device;
-  check(cudaGetDevice(&device), "device");
-  if (const auto found = known.find(device); found != known.end()) return found->second;
-  // the most that it uses, which leaves no room for another CTA on a multiprocessor
-  const int ones = multiprocessors(), shared = 226 * 1024;
-  const int threes = clusters_at_once(tiled_down<TWELL_T, 64, 3>, kThreads, shared, 3);
-  return known[device] = {0, ones, ones / 2, std::max(threes, 1)};
+  return of_this_device([]() -> std::array<int, 4> {
+    // the most that it uses, which leaves no room for another CTA on a multiprocessor
+    const int ones = multiprocessors(), shared = 226 * 1024;
+    return {0, ones, ones / 2, std::max(clusters_at_once(tiled_down<TWELL_T, 64, 3>, kThreads, shared, 3), 1)};
+  });
 }
 
 void launch_persistent_gate(const Ffn& f, cudaStream_t stream) {
