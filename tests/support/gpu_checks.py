@@ -21,7 +21,7 @@ from twell.kernels.stats import Stats
 NEIGHBOURS = [  # rows, neurons to a tile on 132 multiprocessors where d_model is 128, d_ff
     (100, 48, 5632), (190, 96, 5632), (384, 128, 5632), (500, 176, 5632), (640, 224, 5632), (768, 256, 5632),
     (1000, 176, 5632), (20, 64, 8192), (100, 64, 8192), (640, 160, 8192), (700, 192, 8192), (5, 112, 14_336),
-    (60, 112, 14_336), (200, 112, 6912), (400, 192, 12_288),
+    (60, 112, 14_336), (200, 112, 6912), (384, 144, 6200), (400, 192, 12_288),
 ]  # fmt: skip
 CUDA = torch.device("cuda")
 LAUNCHES = 2000  # of each thread, where threads are to meet in one

@@ -64,6 +64,7 @@ TESTS = {
         "-k",
         "narrow or edges or density or past_the_last or all_but_one or silent",
     ),
+    "many_rows/": (f"{HOPPER}/test_down_schedule.py", f"{HOPPER}/test_gate.py", "-k", "tasks or weights_larger"),
     "keep.cu": (
         f"{HOPPER}/test_training.py",
         f"{HOPPER}/test_training_more.py",

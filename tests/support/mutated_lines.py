@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-BACKWARD, FEW_ROWS, MID_ROWS = "hopper/backward/", "hopper/few_rows/", "hopper/mid_rows/"
+BACKWARD, FEW_ROWS, MID_ROWS, MANY_ROWS = (
+    f"hopper/{folder}/" for folder in ("backward", "few_rows", "mid_rows", "many_rows")
+)
 
 
 class Mutant(NamedTuple):
@@ -236,5 +238,32 @@ MUTANTS = [
         ("s.broken >> row & 1 ? NAN : 0.f", "0.f"),
         ("broken |= marks[j]", "broken |= 0u"),
         folder=FEW_ROWS,
+    ),
+    *_of(
+        "gate_epilogue.cuh",
+        ("before + in_group % together", "before"),
+        ("min(tasks.together, tasks.pairs - before)", "tasks.together"),
+        folder=MANY_ROWS,
+    ),
+    *_of(
+        "down.cuh",
+        ("task.is_whole() ? turned : 0", "turned"),
+        ("(half + n) * (kTileK * 2)", "n * (kTileK * 2)"),
+        ("task.n0 + half + n", "task.n0 + n"),
+        folder=MANY_ROWS,
+    ),
+    *_of(
+        "down_schedule.cuh",
+        ("share * together_ + blockIdx.x % together_", "share * together_"),
+        ("block * together_ + static_cast<int>(blockIdx.x) % together_", "block * together_"),
+        folder=MANY_ROWS,
+    ),
+    *_of("rows64_load.cuh", ("(blockIdx.x + stages - kept) % stages", "blockIdx.x % stages"), folder=FEW_ROWS),
+    *_of("rows64_down.cuh", ("8 * j / kShare", "0"), folder=FEW_ROWS),
+    *_of(
+        "down_load.cuh",
+        ("out0 + line_offset + 64 * i < d_model", "out0 + line_offset + 64 * (i + 1) < d_model"),
+        ("output(kOut / 64 * 64) < d_model", "output(kOut / 64 * 64) + 32 < d_model"),
+        folder=MID_ROWS,
     ),
 ]

@@ -80,10 +80,11 @@ def test_single_pairs_of_neurons_and_rows(n: int, d_model: int, d_ff: int) -> No
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", ROWS, ids=lambda n: f"{n} rows")
-@pytest.mark.parametrize("d_ff", [5000, 12_008, 16_384])
-def test_groups_of_every_density_side_by_side(n: int, d_ff: int) -> None:
-    """More groups than a cluster's warps take at once, or than multiprocessors; a row that is not finite is alone."""
-    one = make(n, 136, d_ff, 0, bias=True, probes="counts", layout=None, want_packed=False)
+@pytest.mark.parametrize(("d_model", "d_ff"), [(136, 5000), (2056, 5000), (136, 12_008), (136, 16_384)])
+def test_groups_of_every_density_side_by_side(n: int, d_model: int, d_ff: int) -> None:
+    """More groups than a cluster's warps take at once, or than multiprocessors; outputs for clusters of six, and of
+    three; a row that is not finite is alone."""
+    one = make(n, d_model, d_ff, 0, bias=True, probes="counts", layout=None, want_packed=False)
     one.w_gate[:, 0] = torch.linspace(60, -40, d_ff, device=CUDA).round().neg()
     whole = reference.run(one)
     assert_same_results(hopper.run(one), whole, "finite")

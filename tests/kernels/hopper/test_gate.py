@@ -125,6 +125,13 @@ def test_the_gates_last_tiles_are_cut_in_two(n: int, d_ff: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("quiet", [60, -90], ids=["few fire", "nearly all fire"])
+def test_weights_larger_than_what_stays_in_the_l2(quiet: int) -> None:
+    """Eight pairs of blocks take each tile before the next one; then the last pair, of which one block exists."""
+    assert_right(hopper, make(2100, 1000, 13_112, quiet, probes="counts", layout=None, want_packed=False), quiet)
+
+
+@pytest.mark.gpu
 def test_halves_of_a_cut_tile_wait_for_each_other() -> None:
     """Those of a cluster's second CTA come late: it packs full words of the tile before, the first one empty ones."""
     n, d_ff = 2300, 2816
