@@ -240,9 +240,9 @@ MUTANTS = [
         folder=FEW_ROWS,
     ),
     *_of(
-        "gate_epilogue.cuh",
-        ("before + in_group % together", "before"),
-        ("min(tasks.together, tasks.pairs - before)", "tasks.together"),
+        "../gemm.cuh",
+        ("before + at % group", "before"),
+        ("min(together, pairs - before)", "together"),
         folder=MANY_ROWS,
     ),
     *_of(

@@ -71,6 +71,24 @@ __device__ __forceinline__ int block_to_take(const Ffn& f, int i) {
   return (i - of_full_columns) % whole * kBlocks + more + (i - of_full_columns) / whole;
 }
 
+// The order in which clusters take tiles of pairs of blocks. All tiles of a pair, then of the next one; or, of weights that are
+// more than what stays in the L2 for the next pair, each tile for kPairs pairs, whose rows then stay there.
+struct PairTiles {
+  static constexpr int64_t kStay = 25 << 20;  // bytes
+  static constexpr int kPairs = 8;
+  struct Place {
+    int pair, tile;
+  };
+  int pairs, tiles, together;
+  __device__ __forceinline__ PairTiles(const Ffn& f, int tiles)
+      : pairs((f.blocks + 1) / 2), tiles(tiles), together(int64_t{2} * f.d_model * f.d_ff > kStay ? kPairs : 1) {}
+  __device__ __forceinline__ int count() const { return pairs * tiles; }
+  __device__ __forceinline__ Place operator[](int i) const {
+    const int before = i / (together * tiles) * together, group = min(together, pairs - before), at = i - before * tiles;
+    return {before + at % group, at / group};
+  }
+};
+
 // The row of a warp's 16 that a lane addresses when the warp moves four 8 x 8 matrices between registers and shared
 // memory, and which of two chunks of eight columns: rows 0..7 and 8..15 of the first chunk, then of the second, in the
 // order of a product's accumulators.

@@ -219,3 +219,11 @@ def test_a_union_whose_list_leaves_room_for_three_stages() -> None:
     one.w_gate[:, 64:], one.w_up[:, 64:] = 0, 0  # sums stay below 2^24
     assert_same_results(hopper.run(one), reference.run(one), "three stages")
     assert bool((hopper.run(one)[1].nnz == 34752).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quiet", [60, -90], ids=["few fire", "nearly all fire"])
+def test_weights_of_a_plain_ffn_larger_than_what_stays_in_the_l2(quiet: int) -> None:
+    """Eight pairs of blocks take each tile before the next one; then the last pair, of which one block exists."""
+    one = call(2100, 1000, 13_112, quiet, gated=False, rows=None)
+    assert_same_results(hopper.run(one), reference.run(one), quiet)

@@ -31,16 +31,11 @@ struct PackShared {
 };
 
 struct GateTasks {
-  // Bytes of weights that stay in the L2 for the next pair of blocks. Of larger ones each tile is multiplied by kPairs
-  // pairs, whose rows then stay there, before the next tile.
-  static constexpr int64_t kStay = 25 << 20;
-  static constexpr int kPairs = 8;
   // This cluster takes one task in `clusters`, from `first` to `last`; none if last < first.
   int clusters, first, last, dense, total;
-  int pairs, together;  // of blocks; how many of them take a tile one after the other
-  __device__ __forceinline__ explicit GateTasks(const Ffn& f) : clusters(gridDim.x / 2), first(blockIdx.x / 2) {
-    pairs = (f.blocks + 1) / 2, together = int64_t{2} * f.d_model * f.d_ff > kStay ? kPairs : 1;
-    const int planned = pairs * f.tiles, left = planned % clusters;
+  PairTiles order;
+  __device__ __forceinline__ explicit GateTasks(const Ffn& f) : clusters(gridDim.x / 2), first(blockIdx.x / 2), order(f, f.tiles) {
+    const int planned = order.count(), left = planned % clusters;
     dense = 2 * left <= clusters ? planned - left : planned;
     total = dense + 2 * (planned - dense);
     last = first + (total - 1 - first + clusters) / clusters * clusters - clusters;
@@ -53,11 +48,10 @@ struct GateTask {
   bool cut;
   __device__ __forceinline__ GateTask(const Ffn& f, const GateTasks& tasks, int t, int rank) {
     cut = t >= tasks.dense;
-    const int late = cut ? t - tasks.dense : 0, planned = t - late + late / 2;
-    const int before = planned / (tasks.together * f.tiles) * tasks.together, together = min(tasks.together, tasks.pairs - before);
-    const int in_group = planned - before * f.tiles, pair = before + in_group % together;
-    tile = in_group / together;
-    m0 = (pair * 2 + (cut ? late % 2 : rank)) * kTileM + (cut ? rank * (kTileM / 2) : 0);
+    const int late = cut ? t - tasks.dense : 0;
+    const PairTiles::Place place = tasks.order[t - late + late / 2];
+    tile = place.tile;
+    m0 = (place.pair * 2 + (cut ? late % 2 : rank)) * kTileM + (cut ? rank * (kTileM / 2) : 0);
     height = cut ? kTileM / 2 : kTileM;
   }
   // Rows that exist; zero or less past the last.

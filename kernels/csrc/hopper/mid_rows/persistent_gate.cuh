@@ -30,13 +30,14 @@ struct PersistentMarks {
 // Registers of a thread: the producers do no more than request copies, and the epilogue needs many.
 constexpr int kGateProducerRegisters = 40, kGateConsumerRegisters = 232;
 
-// The tiles of this cluster: one in `clusters` from `first` on, of the pairs of blocks in turn all their neurons.
+// The tiles of this cluster: one in `clusters` from `first` on.
 struct PersistentTasks {
-  int clusters, first, total, tiles;
-  __device__ __forceinline__ PersistentTasks(const Ffn& f, int tiles)
-      : clusters(gridDim.x / 2), first(blockIdx.x / 2), total((f.blocks + 1) / 2 * tiles), tiles(tiles) {}
-  __device__ __forceinline__ int block(int task, int rank) const { return task / tiles * 2 + rank; }
-  __device__ __forceinline__ int tile(int task) const { return task % tiles; }
+  int clusters, first;
+  PairTiles order;
+  __device__ __forceinline__ PersistentTasks(const Ffn& f, int tiles) : clusters(gridDim.x / 2), first(blockIdx.x / 2), order(f, tiles) {}
+  __device__ __forceinline__ int total() const { return order.count(); }
+  __device__ __forceinline__ int block(int task, int rank) const { return order[task].pair * 2 + rank; }
+  __device__ __forceinline__ int tile(int task) const { return order[task].tile; }
 };
 
 // Adds the biases of the tile's neurons, from the first-th on, to the sums of rows that exist.
@@ -59,7 +60,7 @@ __device__ __forceinline__ void finish_persistent(const CUtensorMap& h_map, cons
                                                   const PersistentTasks& tasks, int task, int rank, const unsigned char* panel,
                                                   const Consumer& c) {
   const int block = tasks.block(task, rank), tile = tasks.tile(task), first = tile * kTileN;
-  const TiledMarks to(f, block, tasks.tiles);
+  const TiledMarks to(f, block, tasks.order.tiles);
   fence_async_proxy();  // of the panel; before the counts are on their way, for which it would wait
   mark_tiled_gate(fired, marks, f, c, first, f.rows - block * kTileM, to.counts_of(tile));
   named_sync<kConsumers>(3);
@@ -82,7 +83,7 @@ __device__ __forceinline__ void consume_persistent(const CUtensorMap& h_map, con
   float d[kTileN / 2];
   unsigned char* panel = s.staging + c.group * (kTileN * 128);
   int turn = 0;
-  for (int task = tasks.first; task < tasks.total; task += tasks.clusters, turn ^= 1) {
+  for (int task = tasks.first; task < tasks.total(); task += tasks.clusters, turn ^= 1) {
     multiply<T, kTileN, 0, 2>(d, s, ring, steps, false, c, [] {});
     if (const T* biases = static_cast<const T*>(f.b_gate))
       add_biases<T>(d, biases, f.d_ff, tasks.tile(task) * kTileN, c, f.rows - tasks.block(task, rank) * kTileM);
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     registers_down<kGateProducerRegisters>();
     Ring ring;
     ring.phase = 1;  // every stage is free at first
-    for (int task = tasks.first; warp == 0 && task < tasks.total; task += tasks.clusters)
+    for (int task = tasks.first; warp == 0 && task < tasks.total(); task += tasks.clusters)
       load_steps(s, ring, x_map, w_map, tasks.block(task, rank) * kTileM, kTileM, tasks.tile(task), rank, steps, lane);
   } else {
     registers_up<kGateConsumerRegisters>();
