@@ -151,7 +151,7 @@ MUTANTS = [
     ),
     *_of(
         "persistent_gate.cuh",
-        ("(f.blocks + 1) / 2 * tiles", "f.blocks / 2 * tiles"),
+        ("order[task].tile", "order[task].tile / 2 * 2"),
         ("all |= of_warp[word]", "all = of_warp[word]"),
         ("marks.broken[quarter] = 0;", None),
         ("first / 32 + word < words", "true"),
@@ -243,6 +243,7 @@ MUTANTS = [
         "../gemm.cuh",
         ("before + at % group", "before"),
         ("min(together, pairs - before)", "together"),
+        ("(f.blocks + 1) / 2", "f.blocks / 2"),
         folder=MANY_ROWS,
     ),
     *_of(
