@@ -45,10 +45,7 @@ __device__ __forceinline__ void barrier_arrive_remote(uint64_t* barrier, uint32_
 // The same, at an address that `remote_address` returned, for this many arrivals.
 template <int kArrivals = 1>
 __device__ __forceinline__ void barrier_arrive_remote(uint32_t remote) {
-  if constexpr (kArrivals == 1)
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
-  else
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0], %1;" ::"r"(remote), "n"(kArrivals) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0], %1;" ::"r"(remote), "n"(kArrivals) : "memory");
 }
 
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
