@@ -20,12 +20,18 @@ def pick_device(device: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if present and device != "cpu" else torch.device("cpu")
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error says that a device has too little memory."""
+    # a CPU's lack is told in the words of a RuntimeError alone
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
 @contextmanager
 def memory_for(what: str, advice: str) -> Iterator[None]:
     """Raise UserError, with what to do, if there is too little memory for something that is done meanwhile."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:  # a CPU's lack is told in the words of a RuntimeError alone
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if lacks_memory(error):
             raise UserError(f"Expected memory for {what}, got too little: {advice}.") from None
         raise

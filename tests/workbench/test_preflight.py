@@ -37,6 +37,8 @@ def test_wrong_options_are_refused_without_torch(tiny: Path, tmp_path: Path, tex
         (["bench", "--kernel", "foo"], "--kernel of hopper, cuda, cpu, reference, got 'foo'"),
         (["bench", "m", "--shape", "64,64"], "got MODEL and --shape: give one of them"),
         (["bench", "--seconds", "0"], "--seconds above 0, got 0"),
+        (["bench", "m", "--inputs", "text,even"], "--inputs of text, uniform, got 'even'"),
+        (["bench", "--shape", "64,64", "--inputs", "text"], "--inputs of heavy, even, dense, got 'text'"),
         (["ablate", run, "--condition", "foo"], "got 'foo'"),
         (["ablate", run, "--condition", "ffn@9"], "Expected a layer from 0 to 2, got 9"),
         (["ablate", "gone"], "got gone: there is no such folder"),

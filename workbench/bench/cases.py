@@ -20,17 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twell.kernels.benchmark.synthetic import KINDS, Pattern, ffn_firing, max_nnz, packed_pattern, synthetic_ffn
+from twell.kernels.benchmark.synthetic import Pattern, ffn_firing, max_nnz, packed_pattern, synthetic_ffn
 from twell.kernels.layout import Layout, TwELL
 from twell.kernels.modules import SparseFFN
-from twell.workbench.bench.options import BenchOptions, whole_numbers
+from twell.workbench.bench.options import BenchOptions, inputs_of, whole_numbers
 from twell.workbench.devices import pick_device
 from twell.workbench.errors import UserError, first_line
 
 ROWS = {"cpu": 1024, "cuda": 131_072}  # rows of a case without --rows
 COLD_ROWS = 1024  # with --weights auto on a GPU, cases of at most this many rows run on cold weights
 TEXT = ("builtin:passages", "builtin:python-docs")
-MODEL_INPUTS = ("text", "uniform")
 NAMES = {
     "text": "on text",
     "uniform": "on uniform ids",
@@ -77,15 +76,6 @@ def _rows(options: BenchOptions, device: torch.device) -> list[int]:
     return [ROWS[device.type]] if options.rows is None else whole_numbers("--rows", options.rows)
 
 
-def _inputs(options: BenchOptions, known: tuple[str, ...]) -> list[str]:
-    """Return the inputs of --inputs, by default all that are known. Raises UserError for another name."""
-    names = list(known) if options.inputs is None else options.inputs.split(",")
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise UserError(f"Expected --inputs of {', '.join(known)}, got {unknown[0]!r}.")
-    return names
-
-
 def _case(options: BenchOptions, device: torch.device, name: str, input: str, layer: int, rows: int, make: Any) -> Case:
     """Return a case. Its name states the rows if they are not the device's default.
 
@@ -123,7 +113,7 @@ def _synthetic(options: BenchOptions, shape: str) -> tuple[list[Case], dict[str,
 
     listed = []
     for rows in _rows(options, device):
-        for kind in _inputs(options, KINDS):
+        for kind in inputs_of(options):
             for nnz in possible if kind != "dense" else [None]:
                 name = ("plain, " if options.plain else "") + NAMES[kind] + (f" nnz {nnz}" if nnz else "")
                 listed.append(_case(options, device, name, kind, -1, rows, partial(make, kind, rows, nnz)))
@@ -139,7 +129,7 @@ def _of_model(options: BenchOptions) -> tuple[list[Case], dict[str, Any]]:
     from twell.workbench.models.checkpoint import DEMO
     from twell.workbench.models.load import load
 
-    inputs, device = _inputs(options, MODEL_INPUTS), pick_device(options.device)
+    inputs, device = inputs_of(options), pick_device(options.device)
     rows_of_cases = _rows(options, device)
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     name = options.model or DEMO

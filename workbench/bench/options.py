@@ -11,6 +11,8 @@ from twell.workbench.errors import UserError
 from twell.workbench.option_fields import option
 from twell.workbench.options import Device, KernelName
 
+MODEL_INPUTS, SHAPE_INPUTS = ("text", "uniform"), ("heavy", "even", "dense")  # of --inputs
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
@@ -82,6 +84,18 @@ def refuse_options(options: BenchOptions) -> None:
     for name, least in {"shape": 8, "rows": 1, "layers": 0, "nnz": 1, "compression": 1, "batches": 1}.items():
         if (text := getattr(options, name)) is not None:
             whole_numbers(f"--{name}", text, least)
+    if options.patterns is None:
+        inputs_of(options)
+
+
+def inputs_of(options: BenchOptions) -> list[str]:
+    """Return the inputs of --inputs, by default all that there are. Raises UserError for another name."""
+    known = SHAPE_INPUTS if options.shape is not None else MODEL_INPUTS
+    names = list(known) if options.inputs is None else options.inputs.split(",")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UserError(f"Expected --inputs of {', '.join(known)}, got {unknown[0]!r}.")
+    return names
 
 
 def whole_numbers(option: str, text: str, least: int = 1) -> list[int]:

@@ -8,10 +8,12 @@ text is still cut into BATCHES, so that there are times of several, and pages ha
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from twell.workbench.capturing.forward import LOGITS
+from twell.workbench.devices import lacks_memory
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.options import CPU_BATCH, CaptureOptions
@@ -20,6 +22,7 @@ from twell.workbench.text.batches import Batch
 MOST, LEAST = 2**17, 2**10  # rows
 SHARE = 0.8  # of the memory that is free
 TOKEN_BYTES = 4  # of text, in the mean
+Ran = TypeVar("Ran")
 BATCHES = 8  # that a text has at least, as long as they have the size of those on a CPU
 
 
@@ -76,6 +79,16 @@ def about_batches(rows: int, options: CaptureOptions) -> str:
     """Return what a capture's first lines say of batches of this size; nothing of those given, or of the usual ones."""
     chosen = options.batch_tokens is None and rows != CPU_BATCH
     return f", batches of {rows:,} tokens by the GPU's memory" if chosen else ""
+
+
+def if_it_fits(run: Callable[[Batch], Ran], batch: Batch) -> Ran | None:
+    """Return what run() returns of a batch; None where the device's memory does not hold it."""
+    try:
+        return run(batch)
+    except (RuntimeError, MemoryError) as error:
+        if lacks_memory(error):
+            return None
+        raise
 
 
 def smaller_batches(batch: Batch, tell: Callable[[str], None]) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from twell.workbench.capturing.batch_size import smaller_batches
+from twell.workbench.capturing.batch_size import if_it_fits, smaller_batches
 from twell.workbench.capturing.firings import BatchFirings, FiringCollector
 from twell.workbench.capturing.forward import Counted, Inputs, forward
 from twell.workbench.capturing.generate import GenerationConfig, generate
@@ -103,7 +103,7 @@ class Recorder:
         self.fresh_tokens = 0
         waiting = split(batch, self._most_rows)
         while waiting:
-            if (ran := self._started(waiting[0])) is None:
+            if (ran := if_it_fits(self._started, waiting[0])) is None:
                 self._most_rows = smaller_batches(waiting[0], self.tell)
                 waiting = [part for one in waiting for part in split(one, self._most_rows)]
                 continue
@@ -114,13 +114,9 @@ class Recorder:
             if shown := self.timings.columns_until(ran[0], ran[3]):
                 self.writer.show_timings(shown)
 
-    def _started(self, batch: Batch) -> Ran | None:
-        """Return a batch that the device has; None where its memory does not hold it."""
-        try:
-            with self.timings.of(batch) as times:
-                return (*self._run(batch, times=times), times)
-        except torch.OutOfMemoryError:
-            return None
+    def _started(self, batch: Batch) -> Ran:
+        with self.timings.of(batch) as times:
+            return (*self._run(batch, times=times), times)
 
     def _add_vocabulary(self) -> None:
         """Write the vocabulary, once, where the model came with a tokenizer."""

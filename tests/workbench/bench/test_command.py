@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from twell.kernels.benchmark.operations import DENSE, GATE, UP_DOWN, Operation
 from twell.kernels.benchmark.runner import FiringCounts, Result
+from twell.kernels.benchmark.synthetic import KINDS
 from twell.workbench.bench import command as benches
 from twell.workbench.bench.cases import Case
 from twell.workbench.bench.command import bench
 from twell.workbench.bench.layer_inputs import layer_inputs, text_ids, uniform_ids
-from twell.workbench.bench.options import BenchOptions
+from twell.workbench.bench.options import SHAPE_INPUTS, BenchOptions
 from twell.workbench.bench.table import rows_of, work
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import load
@@ -229,6 +230,10 @@ def test_layers_are_added_up(tiny: Path, texts: tuple[str, ...], capsys: pytest.
     assert "3 layers on text, 50 rows: dense (gate and up fused) " in capsys.readouterr().out or ratio < 0
     bench(quick())
     assert "layers" not in capsys.readouterr().out
+
+
+def test_the_inputs_of_a_shape_are_those_that_are_made() -> None:
+    assert SHAPE_INPUTS == KINDS  # these stand where torch is loaded, which options do without
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ from twell.workbench.text.batches import Batch, split
 from twell.workbench.text.sequences import Sequence
 
 SHAPE = {"layers": 28, "d_model": 2048, "d_ff": 5632}
+ON_A_GPU = torch.OutOfMemoryError("CUDA out of memory")
+ON_A_CPU = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
 
 
 def of_lengths(*lengths: int, ends: bool = True) -> Batch:
@@ -67,21 +69,23 @@ def test_split_keeps_every_sequence() -> None:
     assert not any(part.ends for part in split(of_lengths(5, 5, ends=False), 5))
 
 
-def rows_at_most(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
+def rows_at_most(monkeypatch: pytest.MonkeyPatch, most: int, error: Exception = ON_A_GPU) -> list[int]:
     """Let a forward pass of more rows run out of memory; return the list that the rows of each pass go to."""
     ran, plain = list[int](), recorder.forward
 
     def forward(loaded: Any, inputs: Any, **about: Any) -> Any:
         ran.append(len(inputs.ids))
         if ran[-1] > most:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         return plain(loaded, inputs, **about)
 
     monkeypatch.setattr(recorder, "forward", forward)
     return ran
 
 
+@pytest.mark.parametrize("error", [ON_A_GPU, ON_A_CPU])
 def test_a_batch_too_large_is_halved(
+    error: Exception,
     tiny: Path,
     tmp_path: Path,
     texts: tuple[str, ...],
@@ -92,7 +96,7 @@ def test_a_batch_too_large_is_halved(
     about: dict[str, Any] = {"examples": 2, "batch_tokens": 200, "seq_len": 30}
     whole = run_capture(tiny, tmp_path / "whole", texts, torch.float64, **about)
     capsys.readouterr()
-    ran = rows_at_most(monkeypatch, 70)
+    ran = rows_at_most(monkeypatch, 70, error)
     run = run_capture(tiny, tmp_path / "halved", texts, torch.float64, **about)
     halvings = [line for line in capsys.readouterr().out.splitlines() if "memory does not hold" in line]
     failed = [rows for rows in ran if rows > 70]
