@@ -20,6 +20,7 @@ from twell.workbench.capturing.batch_size import (
     about_tokens,
     fitting_rows,
     fixed_bytes,
+    if_it_fits,
     row_bytes,
 )
 from twell.workbench.errors import UserError
@@ -81,6 +82,14 @@ def rows_at_most(monkeypatch: pytest.MonkeyPatch, most: int, error: Exception = 
 
     monkeypatch.setattr(recorder, "forward", forward)
     return ran
+
+
+def test_another_error_is_not_taken_for_too_little_memory() -> None:
+    def run(batch: Batch) -> None:
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        if_it_fits(run, of_lengths(3))
 
 
 @pytest.mark.parametrize("error", [ON_A_GPU, ON_A_CPU])
