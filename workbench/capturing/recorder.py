@@ -13,6 +13,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,8 +115,8 @@ class Recorder:
             if shown := self.timings.columns_until(ran[0], ran[3]):
                 self.writer.show_timings(shown)
 
-    def _started(self, batch: Batch) -> Ran:
-        with self.timings.of(batch) as times:
+    def _started(self, batch: Batch, last_chance: bool = False) -> Ran:
+        with self.timings.of(batch, last_chance) as times:
             return (*self._run(batch, times=times), times)
 
     def _add_vocabulary(self) -> None:
@@ -159,13 +160,14 @@ class Recorder:
         self.writer.drain()
 
     def _calibrated(self, ran: Ran) -> Ran:
-        """Return the last batch and its counts; a capture that ended before its device was warm runs it once more."""
+        """Return the last batch and its counts; a capture that ended before its device was warm runs it once more.
+
+        Where memory does not hold that, it goes without.
+        """
         if ran[3] is None or not self.timings.calibrations.lacking:
             return ran
         batch = ran[0].given() if self.options.generate else ran[0]
-        with self.timings.of(batch, last_chance=True) as warm:
-            batch, counted, firings = self._run(batch, times=warm)
-        return batch, counted, firings, warm
+        return if_it_fits(partial(self._started, last_chance=True), batch) or ran
 
     def merge_examples(self, examples: pa.Table) -> None:
         """Merge the `examples` table of another rank, of which the best are kept."""

@@ -84,6 +84,24 @@ def rows_at_most(monkeypatch: pytest.MonkeyPatch, most: int, error: Exception = 
     return ran
 
 
+def test_a_capture_goes_without_its_last_pass_where_memory_does_not_hold_it(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would run its one batch again, to time dense layers on a device that is warm."""
+    ran, plain = list[int](), recorder.forward
+
+    def forward(loaded: Any, inputs: Any, **about: Any) -> Any:
+        ran.append(len(inputs.ids))
+        if len(ran) == 2:
+            raise ON_A_CPU
+        return plain(loaded, inputs, **about)
+
+    monkeypatch.setattr(recorder, "forward", forward)
+    run = run_capture(tiny, tmp_path / "run", texts[:1], batch_tokens=10_000, timings=1)
+    assert len(ran) == 2 and ran[0] == ran[1]
+    assert run.manifest.status == "complete" and len(run.frame("activity")) > 0
+
+
 def test_another_error_is_not_taken_for_too_little_memory() -> None:
     def run(batch: Batch) -> None:
         raise RuntimeError("shapes do not match")
