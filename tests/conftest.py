@@ -108,6 +108,7 @@ LONGEST = (
         "app/server/test_preload.py",
         "app/server/test_guard.py",
         "app/server/test_pictures.py",
+        "app/server/test_links.py",
     ),
     ("app/test_twelve_questions.py",),
     (

@@ -4,6 +4,10 @@ Links that stand in HTML of our own (`st.html`) are plain ones, so a browser loa
 script of a few lines, served beside Streamlit's own and named in its index.html, takes a plain click on one, puts its
 address into the browser's history, and has Streamlit draw that address as it does for the Back button. Clicks with a
 key held, links to other servers and links within a page stay the browser's. Without the script links work, but slower.
+
+The same click may close a popover or end what was typed in a field, of which Streamlit's front end tells the server
+from a timer, so after it has asked for the page that the link leads to: as the last word, with the page that was left,
+which is then drawn again. The script has the click count once all that was told.
 """
 
 from __future__ import annotations
@@ -16,10 +20,22 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAME = "twell-links.js"
-SCRIPT = """addEventListener("click", (event) => {
+SCRIPT = """const plain = (event) =>
+  !(event.defaultPrevented || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey);
+addEventListener("click", (event) => {
+  const clicked = event.target.closest && event.target.closest("a[href], button");
+  if (!clicked || !clicked.click || clicked.target || !event.isTrusted || !plain(event)) return;
+  const popover = document.querySelector("[data-testid=stPopoverButton][aria-expanded=true]");
+  const closes = popover && clicked !== popover && !clicked.closest("[data-st-overlay-root]");
+  if (!closes && !clicked.matches("a")) return;
+  event.preventDefault();
+  event.stopImmediatePropagation();
+  if (closes) popover.click();
+  setTimeout(() => clicked.click());  // after the timer of what was closed or typed, as that was set before
+}, true);
+addEventListener("click", (event) => {
   const link = event.target.closest && event.target.closest(".stHtml a[href]");
-  if (!link || event.defaultPrevented || event.button || event.ctrlKey || event.metaKey || event.shiftKey
-      || event.altKey || link.target) return;
+  if (!link || link.target || !plain(event)) return;
   const address = new URL(link.href);
   if (address.origin !== location.origin || address.hash) return;
   event.preventDefault();
@@ -29,7 +45,7 @@ SCRIPT = """addEventListener("click", (event) => {
   if (page && !link.closest(".tw-passage")) page.scrollTo(0, 0);
 });
 """
-SCRIPTS = {NAME: SCRIPT, pictures.NAME: f"{{{pictures.SCRIPT}}}"}  # in a block: its names are of no other script
+SCRIPTS = {NAME: f"{{{SCRIPT}}}", pictures.NAME: f"{{{pictures.SCRIPT}}}"}  # in blocks: their names are their own
 _TAGS = "".join(f'<script src="./{name}" defer></script>' for name in SCRIPTS).encode()
 
 

@@ -33,6 +33,7 @@ _BOTH = {
 SETTINGS: dict[str, object] = {
     "browser.gatherUsageStats": False,
     "client.showErrorLinks": False,
+    "global.maxCachedMessageAge": 30,  # runs: with 2, a few quick clicks ended in an error for good
     "client.showSidebarNavigation": False,
     "client.toolbarMode": "minimal",
     "logger.enableRich": False,

@@ -1,0 +1,53 @@
+"""A click on a link leads where it says, whatever it closes or ends on the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+LINKS = {"of the bar": ".st-key-nav a:not([href*='overview'])", "of our own": ".stMain .stHtml a[href*='run=made']"}
+TYPED = {"/tokens": ("Search", "1"), "/neurons": ("Go to", "L1/N3")}
+
+
+def follow(watched: Any, link: str) -> None:
+    """Click the last such link to another page, and expect that page to be drawn, and to stay."""
+    page, heading = watched.page, watched.page.locator("h1").inner_text()
+    path = page.locator(link).last.evaluate("link => link.pathname")
+    page.locator(link).last.click()
+    page.wait_for_url(f"**{path}?run=made**")
+    page.wait_for_timeout(1000)  # in which the page that was left could come back
+    watched.settle()
+    assert f"{path}?run=made" in page.url
+    assert page.locator("h1").inner_text() != heading
+    watched.check()
+
+
+@pytest.mark.parametrize("link", LINKS.values(), ids=list(LINKS))
+@pytest.mark.parametrize("button", ["Data", "Code"])
+def test_an_open_popover_does_not_hold_the_page(watched: Any, button: str, link: str) -> None:
+    watched.open("/?run=made", ".tw-numbers")
+    watched.page.get_by_role("button", name=button, exact=True).first.click()
+    watched.page.get_by_test_id("stPopoverBody").wait_for()
+    watched.settle()
+    follow(watched, link)
+    assert watched.page.get_by_test_id("stPopoverBody").count() == 0
+
+
+@pytest.mark.parametrize("start", TYPED)
+def test_what_was_typed_does_not_hold_the_page(watched: Any, start: str) -> None:
+    name, text = TYPED[start]
+    watched.open(f"{start}?run=made", "h1")
+    watched.page.get_by_role("textbox", name=name).fill(text)
+    follow(watched, LINKS["of the bar"])
+
+
+def test_a_button_counts_beside_an_open_popover(watched: Any) -> None:
+    watched.open("/layers?run=made", "h1")
+    watched.page.get_by_role("button", name="Data", exact=True).first.click()
+    watched.page.get_by_test_id("stPopoverBody").wait_for()
+    watched.settle()
+    watched.page.get_by_role("button", name="Code", exact=True).first.click()
+    watched.page.get_by_text("open_run(").first.wait_for()
+    assert watched.page.get_by_test_id("stPopoverBody").count() == 1
+    watched.check()
