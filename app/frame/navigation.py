@@ -17,7 +17,8 @@ from twell.app.ui.pages import GROUPS, PAGES
 from twell.app.ui.run_catalog import RunCatalog, run_label
 from twell.workbench.run.store import Run
 
-SEARCH, SOUGHT, ARRIVED = "search", "sought", "arrived"  # keys of the session: the field, its text, whether it led on
+# keys of the session: the field, the page that it was used on with its text, whether that led on
+SEARCH, SOUGHT, ARRIVED = "search", "sought", "arrived"
 
 
 def draw_bar(catalog: RunCatalog, pages: dict[str, Any], name: str) -> None:
@@ -92,13 +93,16 @@ def _draw_chooser(catalog: RunCatalog) -> None:
 
 def _seek() -> None:
     url_state.sync_url()
-    st.session_state[SOUGHT] = st.session_state[SEARCH]
+    st.session_state[SOUGHT] = st.session_state["page"], st.session_state[SEARCH]
 
 
 def go_where_sought(run: Run) -> None:
-    """Open the page that the search asks for, if it was used; draw a line where nothing was found."""
-    sought = str(st.session_state.pop(SOUGHT, ""))
-    if not sought.strip():
+    """Open the page that the search asks for, if it was used on this one; draw a line where nothing was found.
+
+    A click on a link ends what is typed, which asks for it too: the link then leads to another page.
+    """
+    page, sought = st.session_state.pop(SOUGHT, ("", ""))
+    if page != st.session_state["page"] or not sought.strip():
         return
     with widgets.scanning(run):
         found = target(run, sought)

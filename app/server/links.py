@@ -8,6 +8,9 @@ key held, links to other servers and links within a page stay the browser's. Wit
 The same click may close a popover or end what was typed in a field, of which Streamlit's front end tells the server
 from a timer, so after it has asked for the page that the link leads to: as the last word, with the page that was left,
 which is then drawn again. The script has the click count once all that was told.
+
+Streamlit's links open no other tab: it is not told of clicks with a key held, and its link to the front page, whose
+address has no path and so means the page at hand, gets one as it is pointed at.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ SCRIPT = """const plain = (event) =>
   !(event.defaultPrevented || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey);
 addEventListener("click", (event) => {
   const clicked = event.target.closest && event.target.closest("a[href], button");
-  if (!clicked || !clicked.click || clicked.target || !event.isTrusted || !plain(event)) return;
+  if (!clicked || !clicked.click || clicked.target || !event.isTrusted) return;
+  if (!plain(event)) {
+    if (clicked.closest("[data-testid=stPageLink]")) event.stopImmediatePropagation();
+    return;
+  }
   const popover = document.querySelector("[data-testid=stPopoverButton][aria-expanded=true]");
   const closes = popover && clicked !== popover && !clicked.closest("[data-st-overlay-root]");
   if (!closes && !clicked.matches("a")) return;
@@ -43,6 +50,10 @@ addEventListener("click", (event) => {
   dispatchEvent(new PopStateEvent("popstate"));
   const page = document.querySelector(".stMain");
   if (page && !link.closest(".tw-passage")) page.scrollTo(0, 0);
+});
+for (const kind of ["pointerover", "focusin"]) addEventListener(kind, (event) => {
+  const link = event.target.closest && event.target.closest("[data-testid=stPageLink] a[href^='?']");
+  if (link) link.setAttribute("href", "./" + link.getAttribute("href"));
 });
 """
 SCRIPTS = {NAME: f"{{{SCRIPT}}}", pictures.NAME: f"{{{pictures.SCRIPT}}}"}  # in blocks: their names are their own

@@ -64,6 +64,7 @@ class Visit:
 
         Then wait for its heading: the address changes at once, while what the last page had still stands there.
         """
+        link.first.hover()  # as it is pointed at, the link to the front page gets a path
         path, heading = link.first.evaluate("link => link.pathname"), self.page.locator(".stMain h1").all_inner_texts()
         moves = urlsplit(self.page.url).path != path
         self.click(link)

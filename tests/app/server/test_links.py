@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 LINKS = {"of the bar": ".st-key-nav a:not([href*='overview'])", "of our own": ".stMain .stHtml a[href*='run=made']"}
-TYPED = {"/tokens": ("Search", "1"), "/neurons": ("Go to", "L1/N3")}
+# fields by what they ask for; with Enter, the last two would lead to a neuron
+TYPED = {"/tokens": "part of a", "/neurons": "L3/N42", "/positions": "Token, L3/N42 or words"}
 
 
 def follow(watched: Any, link: str) -> None:
@@ -36,10 +37,20 @@ def test_an_open_popover_does_not_hold_the_page(watched: Any, button: str, link:
 
 @pytest.mark.parametrize("start", TYPED)
 def test_what_was_typed_does_not_hold_the_page(watched: Any, start: str) -> None:
-    name, text = TYPED[start]
     watched.open(f"{start}?run=made", "h1")
-    watched.page.get_by_role("textbox", name=name).fill(text)
+    watched.page.get_by_placeholder(TYPED[start]).last.fill("L1/N3")
     follow(watched, LINKS["of the bar"])
+
+
+@pytest.mark.parametrize("how", [{"modifiers": ["Control"]}, {"button": "middle"}], ids=["key", "button"])
+@pytest.mark.parametrize(("name", "path"), [("Overview", "/"), ("Text", "/text")])
+def test_a_link_of_the_bar_opens_another_tab(watched: Any, how: dict[str, Any], name: str, path: str) -> None:
+    watched.open("/layers?run=made", "h1")
+    with watched.page.context.expect_page() as opened:
+        watched.page.locator(".st-key-nav").get_by_role("link", name=name, exact=True).click(**how)
+    opened.value.wait_for_url(f"**{path}?run=made")
+    opened.value.close()
+    assert "/layers?run=made" in watched.page.url
 
 
 def test_a_button_counts_beside_an_open_popover(watched: Any) -> None:
