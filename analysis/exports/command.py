@@ -41,8 +41,8 @@ ENDING: dict[Format, str] = {
 def export(options: ExportOptions) -> list[Path]:
     """Write the requested tables, or every analysis table that the run can give, and return the files written.
 
-    One table goes to the file `out` (or into it, if it is a folder), several go into the folder `out`. Raises UserError
-    for a table or a combination of options that does not exist.
+    One table goes to the file `out` (or into it, if it is a folder), several go into the folder `out`. A training gives
+    the tables that it has recorded. Raises UserError for a table or a combination of options that does not exist.
     """
     run = open_run(options.run, options.without_damaged)
     if run.left_out:
@@ -63,7 +63,8 @@ def _write_tables(run: Run, options: ExportOptions, format: Format) -> list[Path
             f"Expected a table of {', '.join(ANALYSIS)}, or of the run itself ({', '.join(TABLES)}), "
             f"got {unknown[0]!r}{_suggestion(unknown[0])}"
         )
-    names = options.table or tuple(ANALYSIS)
+    every = [name for name in TABLES if run.has(name)] if run.manifest.only_trains else ANALYSIS
+    names = options.table or tuple(every)
     if len(names) > 1:
         _require_folder(options.out, f"{len(names)} tables")
     to_file = len(options.table) == 1 and not options.out.is_dir()

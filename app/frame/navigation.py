@@ -17,7 +17,7 @@ from twell.app.ui.pages import GROUPS, PAGES
 from twell.app.ui.run_catalog import RunCatalog, run_label
 from twell.workbench.run.store import Run
 
-# keys of the session: the field, the page that it was used on with its text, whether that led on
+# keys of the session: the field, the address that it was used at with its text, whether that led on
 SEARCH, SOUGHT, ARRIVED = "search", "sought", "arrived"
 
 
@@ -93,16 +93,21 @@ def _draw_chooser(catalog: RunCatalog) -> None:
 
 def _seek() -> None:
     url_state.sync_url()
-    st.session_state[SOUGHT] = st.session_state["page"], st.session_state[SEARCH]
+    st.session_state[SOUGHT] = _address(), st.session_state[SEARCH]
+
+
+def _address() -> tuple[str, dict[str, str]]:
+    """Return the page and its parameters."""
+    return st.session_state["page"], st.query_params.to_dict()
 
 
 def go_where_sought(run: Run) -> None:
-    """Open the page that the search asks for, if it was used on this one; draw a line where nothing was found.
+    """Open the page that the search asks for, if it was used at this address; draw a line where nothing was found.
 
-    A click on a link ends what is typed, which asks for it too: the link then leads to another page.
+    A click on a link ends what is typed, which asks for it too: the link then leads to another address.
     """
-    page, sought = st.session_state.pop(SOUGHT, ("", ""))
-    if page != st.session_state["page"] or not sought.strip():
+    address, sought = st.session_state.pop(SOUGHT, (None, ""))
+    if address != _address() or not sought.strip():
         return
     with widgets.scanning(run):
         found = target(run, sought)

@@ -217,7 +217,7 @@ def draw_all_runs(run: Run, catalog: RunCatalog) -> None:
 def draw_page(run: Run) -> None:
     """Draw the two runs side by side, and all runs over one text."""
     catalog = find_runs()
-    if run.manifest.training is not None and not run.has("activity"):
+    if run.manifest.only_trains:
         draw_trainings(run, catalog)
         return
     other = other_run(run, catalog)

@@ -32,8 +32,10 @@ MAX_SAVED_ROWS = 2_000_000  # of a recorded table; a larger one would not fit a 
 
 def chosen_table(run: Run) -> str:
     """Draw the choice of a table; return its name, which begins with RECORDED for a recorded table."""
-    names = [*ANALYSIS, *(RECORDED + name for name in TABLES if run.has(name))]
-    return str(st.selectbox("Table", names, width=320, **url_param("table", "by_layer", one_of(names))))
+    recorded = [RECORDED + name for name in TABLES if run.has(name)]
+    alone = run.manifest.only_trains and bool(recorded)
+    names, first = (recorded, recorded[0]) if alone else ([*ANALYSIS, *recorded], "by_layer")
+    return str(st.selectbox("Table", names, width=320, **url_param("table", first, one_of(names))))
 
 
 def docstring_html(docstring: str | None) -> str:
@@ -144,22 +146,23 @@ def draw_commands(run: Run) -> None:
     """Draw the commands and the lines of Python that export the same."""
     widgets.heading("From a shell or a notebook")
     path = str(run.path.absolute())
-    formats = {"notebook": "ipynb", "html": "html"}
+    formats = {} if run.manifest.only_trains else {"notebook": "ipynb", "html": "html"}
     options = ["--out tables", *(f"--format {kind} --out {run.name}.{ending}" for kind, ending in formats.items())]
     st.code("\n".join(f"twell export {path!r} {option}" for option in options), "bash")
-    rows = ("run.activity(tidy=True)", 'run.sql("select count(*) from activity")') if run.has("activity") else ()
-    lines = ("analysis.by_token(run)", *rows)
-    st.code(
-        "from twell import analysis\nfrom twell.workbench import open_run\n\n"
-        f"run = open_run({path!r})\n" + "\n".join(lines),
-        "python",
-    )
+    imports, lines = "from twell import analysis\n", ["analysis.by_token(run)"]
+    if run.manifest.only_trains:
+        imports, lines = "", ['run.frame("training")']
+    elif run.has("activity"):
+        lines += ["run.activity(tidy=True)", 'run.sql("select count(*) from activity")']
+    opened = f"from twell.workbench import open_run\n\nrun = open_run({path!r})\n"
+    st.code(imports + opened + "\n".join(lines), "python")
 
 
 def draw_page(run: Run) -> None:
-    """Draw the buttons for the whole run, one table, and the commands."""
-    with widgets.show_errors():
-        draw_whole_run(run)
+    """Draw the buttons for the whole run, one table, and the commands; of a training, the tables that it records."""
+    if not run.manifest.only_trains:
+        with widgets.show_errors():
+            draw_whole_run(run)
     name = chosen_table(run)
     with st.container(key="one"), widgets.show_errors():
         if name.startswith(RECORDED):

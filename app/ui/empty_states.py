@@ -61,9 +61,7 @@ def _wait_for_run(name: str | None = None) -> None:
 
 def lacks_activity(run: Run, page: str) -> bool:
     """Return whether a page is about activity, by its address, and the run is a training that recorded none."""
-    return (
-        run.manifest.training is not None and not run.has("activity") and page not in ("training", "compare", "export")
-    )
+    return run.manifest.only_trains and page not in ("training", "compare", "export")
 
 
 def only_trained(run: Run) -> None:

@@ -53,7 +53,7 @@ def ablate(
     if not (Path(options.target) / manifests.FILE).exists():
         options = _captured(options)
     run = open_run(options.target)
-    if run.manifest.training is not None and not run.has("activity"):
+    if run.manifest.only_trains:
         raise UserError(f"Expected a run of `twell capture`, {run.path} is a training: capture its model first.")
     own = model_of(run, options.model, options.device)
     sources = open_sources(options.text) if options.text else None

@@ -106,6 +106,11 @@ class Manifest:
         return bool(self.model.get("up_relu"))
 
     @property
+    def only_trains(self) -> bool:
+        """Return whether the run is a training, which has recorded no activity."""
+        return self.training is not None and not any(part.table == "activity" for part in self.parts)
+
+    @property
     def loss(self) -> float | None:
         """Return the mean next-token loss in nats, or None where no loss was recorded."""
         return self.loss_sum / self.loss_tokens if self.loss_tokens else None

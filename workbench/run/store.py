@@ -197,7 +197,7 @@ class Run:
     def _why(self, table: str) -> str:
         if any(entry["file"].partition("/")[0].partition(".")[0] == table for entry in self.manifest.left_out):
             return f" without its damaged parts. {self.left_out.rstrip('.')}"
-        if self.manifest.training is not None and not self.has("activity"):
+        if self.manifest.only_trains:
             return ": it is a training, whose model `twell capture` can record"
         if self.manifest.summary_only and not TABLES[table].in_summary_only:
             if table in SUMMARIES.tables:

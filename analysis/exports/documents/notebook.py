@@ -18,6 +18,7 @@ from typing import Any
 
 from twell.analysis.exports.documents import cells
 from twell.analysis.exports.tables import SECTIONS
+from twell.analysis.summaries.read import open_summaries
 from twell.workbench.run.store import Run
 
 ROWS = 10  # of a table that are shown
@@ -50,7 +51,9 @@ def notebook(run: Run, path: Path, where: str | None = None) -> tuple[int, str]:
     """Write the notebook to `path`; return its number of cells, and why it has no images, or "".
 
     where: the path by which the notebook opens the run; by default the run's path relative to the notebook.
+    Raises Missing for a training, which has recorded no activity.
     """
+    open_summaries(run)
     where = where or Path(os.path.relpath(run.path, path.parent)).as_posix()
     book = _cells(run, where)
     space: dict[str, Any] = {"__name__": "__main__", "run": run}

@@ -56,7 +56,10 @@ mark {{ background: rgba(47,126,216,.3); }} summary {{ cursor: pointer; }} .wide
 
 
 def page(run: Run, path: Path) -> int:
-    """Write the HTML page to `path` and return its number of sections."""
+    """Write the HTML page to `path` and return its number of sections.
+
+    Raises Missing for a training, which has recorded no activity.
+    """
     from plotly.offline import get_plotlyjs
 
     title = html.escape(run.name)

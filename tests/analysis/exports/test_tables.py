@@ -77,6 +77,17 @@ def test_tables_of_the_run_part_by_part(run: Run, tmp_path: Path, table: str) ->
     assert len(pd.read_csv(tmp_path / "x.csv")) == len(run.frame(table))
 
 
+def test_a_training(tmp_path: Path) -> None:
+    """Its recorded tables; a document, which is about activity, is refused with the reason."""
+    run = make_training(tmp_path / "trained")
+    written = export(ExportOptions(run=run.path, out=tmp_path / "tables"))
+    assert [path.stem for path in written] == ["training"]
+    for name in ("it.ipynb", "it.html"):
+        with pytest.raises(Missing, match="it is a training"):
+            export(ExportOptions(run=run.path, out=tmp_path / name))
+        assert not (tmp_path / name).exists()
+
+
 def test_csv_of_bytes_and_half_floats(run: Run, tmp_path: Path) -> None:
     export(ExportOptions(run=run.path, table=("vocab", "activity"), format="csv", out=tmp_path))
     vocab = pd.read_csv(tmp_path / "vocab.csv", keep_default_na=False, dtype=str)

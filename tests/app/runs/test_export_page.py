@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 from streamlit.testing.v1 import AppTest
+from support.synthetic_training import make_training
 
 from twell.analysis import by_layer, by_token
 from twell.analysis.exports.documents import cells
@@ -42,6 +43,18 @@ def test_export_shows_any_table_and_says_what_is_missing(show: Show, runs: Path,
     assert not lacking.exception
     assert "timings" in warned(lacking)
     assert not show(runs, "export", run="torn", table="recorded: activity").exception
+
+
+@pytest.mark.parametrize("rows", [2, 0])
+def test_a_training_gives_what_it_has_recorded(show: Show, tmp_path: Path, rows: int) -> None:
+    run = make_training(tmp_path / "trained", rows=rows, status="recording")
+    test = show(tmp_path, "export", run="trained")
+    assert not test.exception
+    assert "The whole run" not in "".join(str(element.proto.body) for element in test.get("html"))
+    assert not re.search("notebook|html|analysis", "".join(element.value for element in test.code))
+    if rows:
+        assert warned(test) == ""
+        pd.testing.assert_frame_equal(test.dataframe[0].value, run.frame("training"))
 
 
 def test_columns_of_a_second_relu_are_described(show: Show, made: ModuleType, tmp_path: Path) -> None:

@@ -42,6 +42,17 @@ def test_what_was_typed_does_not_hold_the_page(watched: Any, start: str) -> None
     follow(watched, LINKS["of the bar"])
 
 
+def test_a_search_that_a_link_of_its_own_page_ends(watched: Any) -> None:
+    watched.open("/neurons?run=made", "h1")
+    watched.page.get_by_placeholder("Token, L3/N42 or words").fill("L1/N3")
+    watched.page.get_by_role("link", name="The dead neurons").click()
+    watched.page.wait_for_url("**/neurons?run=made&kind=dead")
+    watched.page.wait_for_timeout(1000)
+    watched.settle()
+    assert watched.page.url.endswith("/neurons?run=made&kind=dead")
+    watched.check()
+
+
 @pytest.mark.parametrize("how", [{"modifiers": ["Control"]}, {"button": "middle"}], ids=["key", "button"])
 @pytest.mark.parametrize(("name", "path"), [("Overview", "/"), ("Text", "/text")])
 def test_a_link_of_the_bar_opens_another_tab(watched: Any, how: dict[str, Any], name: str, path: str) -> None:
