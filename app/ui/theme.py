@@ -33,9 +33,9 @@ _BOTH = {
 SETTINGS: dict[str, object] = {
     "browser.gatherUsageStats": False,
     "client.showErrorLinks": False,
-    "global.maxCachedMessageAge": 30,  # runs: with 2, a few quick clicks ended in an error for good
     "client.showSidebarNavigation": False,
     "client.toolbarMode": "minimal",
+    "global.maxCachedMessageAge": 30,  # runs; with 2, many quick clicks ended in an error for good
     "logger.enableRich": False,
     "logger.hideWelcomeMessage": True,
     "logger.level": "warning",
