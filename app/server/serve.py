@@ -2,8 +2,8 @@
 
 Before it answers, it imports what the pages need, so that the first visitor does not wait for that: about a second. It
 announces to the browser the scripts that draw a page's elements (`preload`), has links between pages followed in place
-(`links`), answers only requests that name its own address (`guard`), and has the runs of a page take turns at the state
-of a session (`session_lock`).
+(`links`), answers only requests that name its own address (`guard`), and has the runs of a session take turns at what
+they share (`session_lock`).
 
 Streamlit collects garbage after every run of a page and every look at a growing run. With the libraries among the
 objects that are searched, that takes 0.1 s each time, so they are exempted once they are loaded.
@@ -56,9 +56,9 @@ def main(runs: str, settings: str, *flags: str) -> None:
     from twell.app.server.guard import Guard, content_policy
     from twell.app.server.links import Linked
     from twell.app.server.preload import Announced, scripts
-    from twell.app.server.session_lock import share_lock
+    from twell.app.server.session_lock import take_turns
 
-    share_lock()
+    take_turns()
     sys.argv = [str(MAIN), runs, *flags]  # where the pages look for the folder of runs
     config = json.loads(settings)
     guard = Middleware(Guard, host=config["server.address"], policy=content_policy())
