@@ -54,24 +54,19 @@ FILES = {
 }
 
 
-def ran(folder: Path, *options: str, ends_with: int = 1) -> str:
-    """Run the tests of a folder in two processes; return what pytest says. ends_with: its exit code"""
+def command(folder: Path, *options: str) -> list[str]:
+    """Write the tests into a folder; return the command that runs them in two processes."""
     for name, text in FILES.items():
         lines = text.replace("HERE", f"__import__('pathlib').Path({str(folder)!r})").splitlines()
         (folder / name).write_text("\n".join(line[8:] for line in lines))
-    command = [sys.executable, "-m", "pytest", "-p", "support.processes", "--processes=2", "-rA", *options, str(folder)]
-    command += [
-        "-c",
-        "/dev/null",
-        "--rootdir",
-        str(folder),
-        "-p",
-        "no:cacheprovider",
-        "--basetemp",
-        str(folder / "tmp"),
-    ]
-    command += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=HERE)
+    pytest = [sys.executable, "-m", "pytest", "-p", "support.processes", "--processes=2", *options, str(folder)]
+    places = ["-c", "/dev/null", "--rootdir", str(folder), "--basetemp", str(folder / "tmp")]
+    return [*pytest, *places, "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestUnknownMarkWarning"]
+
+
+def ran(folder: Path, *options: str, ends_with: int = 1) -> str:
+    """Run the tests of a folder in two processes; return what pytest says. ends_with: its exit code"""
+    ended = subprocess.run(command(folder, "-rA", *options), capture_output=True, text=True, timeout=120, cwd=HERE)
     assert ended.returncode == ends_with, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -90,6 +85,19 @@ def test_no_test_begins_after_the_last_failure_allowed(tmp_path: Path) -> None:
     said = ran(tmp_path, "-x")
     assert "1 failed, " in said and "test_alone" not in said and "stopping after 1 failures" in said
     assert "test_ends_its_process" not in (tmp_path / "begun").read_text()
+
+
+def test_the_tests_end_where_nobody_reads_what_they_print(tmp_path: Path) -> None:
+    tests = command(tmp_path, "-v", "-k", "passes or beside")
+    with subprocess.Popen(tests, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=HERE) as begun:
+        assert begun.stdout
+        while b"test_passes" not in begun.stdout.readline():
+            pass
+        begun.stdout.close()
+        try:
+            assert begun.wait(30) > 0
+        finally:
+            begun.kill()
 
 
 def test_a_thread_that_begins_as_tests_are_collected_is_refused(tmp_path: Path) -> None:

@@ -131,29 +131,31 @@ class Parent:
     def hear(self, forked: Forked) -> bool:
         """Do what a process asks for or reports, if it does; return whether it goes on."""
         try:
-            if forked.pipe.poll():
-                self.answer(forked, *forked.pipe.recv())
+            if not forked.pipe.poll():
+                return forked.process.is_alive()
+            hook, sent = forked.pipe.recv()
+            if hook == "next":
+                forked.pipe.send(self.next_of(forked))
                 return True
-            return forked.process.is_alive()
         except (EOFError, OSError):
             return False
+        if hook == "pytest_runtest_logfinish":
+            forked.last = forked.given.popleft()
+        _say(self.session.config, hook, sent)  # what that raises, as where nobody reads what is printed, ends the tests
+        return True
 
-    def answer(self, forked: Forked, hook: str, sent: Any) -> None:
-        """Name a process that asks for a test the next one, or say what it reports."""
-        if hook != "next":
-            if hook == "pytest_runtest_logfinish":
-                forked.last = forked.given.popleft()
-            return _say(self.session.config, hook, sent)
+    def next_of(self, forked: Forked) -> int | Ahead:
+        """Return the next test of a process, or what it is to do if none is known."""
         if self.stops():
-            return forked.pipe.send("end")
+            return "end"
         if not forked.left and forked.given:
-            return forked.pipe.send("wait")
+            return "wait"
         if not forked.left and self.waiting:
             forked.left = self.waiting.popleft()
         if not forked.left:
-            return forked.pipe.send("end")
+            return "end"
         forked.given.append(forked.left.popleft())
-        return forked.pipe.send(forked.given[-1])
+        return forked.given[-1]
 
     def stops(self) -> bool:
         """Return whether no further test is to begin."""
