@@ -22,7 +22,7 @@ import numpy as np
 
 from twell.workbench.errors import UserError
 
-SUBJECTS = ("damage", "texts", "models", "kernel_calls", "kills", "model_kills")  # modules of this package
+SUBJECTS = ("damage", "texts", "models", "kernel_calls", "kills", "model_kills", "clicks")  # modules of this package
 SAME, REFUSED, OMITTED, FAILED = "same answer", "one sentence", "named omission", "FAILED"
 SECONDS = 30  # that one case may take
 LONGEST = 1000  # characters of a sentence
