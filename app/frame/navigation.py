@@ -63,16 +63,16 @@ def _draw_search() -> None:
     """Draw the field of the search, empty once it has led to a page."""
     if st.session_state.pop(ARRIVED, False):
         st.session_state[SEARCH] = ""
-    st.text_input(
-        "Find a token, a neuron as L3/N42, a place as 12:34, or words of the text",
-        key=SEARCH,
-        on_change=_seek,
-        width=210,
-        max_chars=LONGEST,
-        label_visibility="collapsed",
-        placeholder="Token, L3/N42 or words",
-        icon=":material/search:",
-    )
+    with st.form("search-form", border=False, width=210):  # what is typed asks for nothing before Enter
+        st.text_input(
+            "Find a token, a neuron as L3/N42, a place as 12:34, or words of the text",
+            key=SEARCH,
+            max_chars=LONGEST,
+            label_visibility="collapsed",
+            placeholder="Token, L3/N42 or words",
+            icon=":material/search:",
+        )
+        st.form_submit_button("Find", key="search-now", on_click=_seek)
 
 
 def _draw_chooser(catalog: RunCatalog) -> None:
@@ -104,7 +104,7 @@ def _address() -> tuple[str, dict[str, str]]:
 def go_where_sought(run: Run) -> None:
     """Open the page that the search asks for, if it was used at this address; draw a line where nothing was found.
 
-    A click on a link ends what is typed, which asks for it too: the link then leads to another address.
+    A click on a link may come before this run has: the link then leads to another address.
     """
     address, sought = st.session_state.pop(SOUGHT, (None, ""))
     if address != _address() or not sought.strip():

@@ -65,6 +65,7 @@ CSS = """<style>
   background: light-dark(#ffffff, #101418);
   border-bottom: 1px solid rgba(139,149,161,.22); }
 .st-key-bar { padding-right: 2.4rem; row-gap: .35rem !important; }
+.st-key-bar .st-key-search-now, .st-key-bar [data-testid="InputInstructions"] { display: none; }
 .st-key-nav, .st-key-nav .stHorizontalBlock { flex-wrap: nowrap !important; gap: 0 !important; }
 .tw-group { font-size: .75rem; line-height: 1.1; padding: 0 .55rem; opacity: .72; white-space: nowrap; }
 .st-key-nav .stHtml { margin: 0; }
@@ -77,7 +78,7 @@ CSS = """<style>
   .stApp .st-key-nav [data-testid="stPageLink"] a { padding: .2rem .4rem; }
   .st-key-bar { padding-right: 2rem; }
   .tw-group { padding: 0 .4rem; letter-spacing: -.01em; }
-  .st-key-bar > .stElementContainer { flex: 1 1 8rem !important; min-width: 0; }
+  .st-key-bar > :is(.stElementContainer, :has(> .stForm)) { flex: 1 1 8rem !important; min-width: 0; }
 }
 .st-key-nav [data-testid="stPageLink"] a { padding: .2rem .55rem; min-height: 0; }
 .st-key-tour { background: rgba(47,126,216,.1); border-radius: 6px; padding: .35rem .9rem; }

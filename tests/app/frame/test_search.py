@@ -60,9 +60,11 @@ def test_a_run_without_rows_finds_tokens_and_says_that_it_keeps_no_text(runs: Pa
 
 def test_the_field_leads_to_a_page_or_says_why_not(show: Show, runs: Path) -> None:
     test = show(runs, "layers", run="made")
-    test.text_input(key="search").set_value("<b>nothing").run()
+    test.text_input(key="search").set_value("<b>nothing")
+    test.button(key="search-now").click().run()
     assert "“&lt;b&gt;nothing”" in "".join(str(element.proto.body) for element in test.get("html"))
-    test.text_input(key="search").set_value("formaldehyde").run()
+    test.text_input(key="search").set_value("formaldehyde")
+    test.button(key="search-now").click().run()
     assert not test.exception
     assert test.query_params["token"] == "40"
     assert test.text_input(key="search").value == ""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 LINKS = {"of the bar": ".st-key-nav a:not([href*='overview'])", "of our own": ".stMain .stHtml a[href*='run=made']"}
-# fields by what they ask for; with Enter, the last two would lead to a neuron
+# fields by what they ask for; what was typed into the first two counts as it is left, into the last with Enter alone
 TYPED = {"/tokens": "part of a", "/neurons": "L3/N42", "/positions": "Token, L3/N42 or words"}
 
 
@@ -42,14 +42,15 @@ def test_what_was_typed_does_not_hold_the_page(watched: Any, start: str) -> None
     follow(watched, LINKS["of the bar"])
 
 
-def test_a_search_that_a_link_of_its_own_page_ends(watched: Any) -> None:
+@pytest.mark.parametrize(("link", "to"), [("The dead neurons", "&kind=dead"), ("Neurons", "")])
+def test_a_search_that_a_link_to_its_own_page_ends(watched: Any, link: str, to: str) -> None:
     watched.open("/neurons?run=made", "h1")
     watched.page.get_by_placeholder("Token, L3/N42 or words").fill("L1/N3")
-    watched.page.get_by_role("link", name="The dead neurons").click()
-    watched.page.wait_for_url("**/neurons?run=made&kind=dead")
+    watched.page.get_by_role("link", name=link, exact=True).click()
+    watched.page.wait_for_url(f"**/neurons?run=made{to}")
     watched.page.wait_for_timeout(1000)
     watched.settle()
-    assert watched.page.url.endswith("/neurons?run=made&kind=dead")
+    assert watched.page.url.endswith(f"/neurons?run=made{to}")
     watched.check()
 
 
