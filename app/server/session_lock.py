@@ -20,7 +20,7 @@ from streamlit.runtime.scriptrunner.script_runner import ScriptRunner
 
 
 class Turn:
-    """The lock of a run: one for all runs of a session, which only the newest can take, while another one ends."""
+    """The lock that the runs of a session share. The newest one can take it; an older one ends as it tries."""
 
     def __init__(self, pages: PagesManager) -> None:
         self._session = vars(pages)  # the session's runs share one manager of its pages

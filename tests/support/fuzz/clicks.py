@@ -33,7 +33,6 @@ PAGES = ("", "text", "tokens", "layers", "positions", "neurons", "kernels", "fin
 TEXTS = ("the", "ing", "L1/N3", "L0/N12", "12:3", "3", "0", "-1", "1e9", "zzzz", " ", "ü")
 BODY = ".stMain, [data-testid=stPopoverBody]"
 SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
-UNPRESSED = {"Measure", "Run"}  # what goes on for minutes
 PATIENCE = 2_500  # milliseconds for an element that may be gone or covered by now
 
 
@@ -83,9 +82,8 @@ class Visitor:
         self._follow(".stMain .stHtml a[href], [data-testid=stPopoverBody] a[href]")
 
     def press(self) -> None:
-        button = self.one_of(f":is({BODY}) button", lambda button: f"button {button.inner_text()!r}")
-        if button.inner_text().strip() not in UNPRESSED:
-            button.click(timeout=PATIENCE)
+        buttons = f":is({BODY}) button:not(.st-key-measure-start *)"  # which works for minutes
+        self.one_of(buttons, lambda button: f"button {button.inner_text()!r}").click(timeout=PATIENCE)
 
     def choose(self) -> None:
         boxes = f":is({BODY}, .st-key-bar) [data-testid=stSelectbox] input"
