@@ -35,8 +35,8 @@ def counters(workspace: hopper.HopperWorkspace, n: int) -> Tensor:
 
 
 def whole_rows(params: FFNParams) -> Tensor:
-    """Return the counters' expected values: rows of tiles of which a block fires nearly all, or most and much; quiet
-    rows fire less than a quarter of its mean."""
+    """Return the counters' expected values: rows of tiles of which a block fires 18 of 25, or most and much; quiet rows
+    fire less than a quarter of its mean."""
     gate = params.x.float() @ params.w_gate.float().t()
     fired = (gate if params.b_gate is None else gate + params.b_gate.float()) > 0
     n, d_ff = fired.shape
@@ -48,7 +48,7 @@ def whole_rows(params: FFNParams) -> Tensor:
     values, there = of_rows.sum(2, keepdim=True), torch.arange(hopper.BLOCK, device=CUDA)[:, None] < rows[:, :, None]
     loud = 128 * values.squeeze(2) >= LOUD_TILE * rows * columns
     united = of_tiles.any(2).sum(3)
-    whole = (20 * united >= 17 * columns) | loud & (5 * united >= 3 * columns)
+    whole = (25 * united >= 18 * columns) | loud & (5 * united >= 3 * columns)
     counted = there + QUIET * (there & (4 * of_rows * rows[:, :, None] < values))
     return (counted.sum(2) * whole).sum(1)
 

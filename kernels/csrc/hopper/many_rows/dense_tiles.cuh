@@ -23,6 +23,16 @@ constexpr int kPairRows = 2 * kBlockRows;
 // there, so one in fifteen may fire less.
 constexpr int kHighNnzWindow = 14, kHighNnzTile = 11, kNearlyAll = 15;
 
+// Whether a tile leaves both dense and as words where this many of its neurons fire: which of them serves hangs on its
+// window, as tiles of even inputs differ by more than what separates windows that gain from unions from those that do not.
+__device__ __forceinline__ bool leaves_both(int united, int neurons) { return 25 * united >= 18 * neurons; }
+
+// For how many firings such a tile counts in its window: as many as one of which nearly all fires from 0.79 of its
+// neurons on, and as the window's threshold at 0.78, below which unions gain.
+__device__ __forceinline__ int counted_as(int united, int rows, int neurons) {
+  return (rows * min(100 * united - 64 * neurons, kNearlyAll * neurons) + 127) / 128;
+}
+
 // Whether `fired` firings of this many rows and neurons exceed a threshold.
 __host__ __device__ constexpr bool is_high_nnz(int share, uint64_t fired, uint64_t rows, int neurons) {
   return 128 * fired >= share * rows * neurons;
@@ -73,6 +83,12 @@ class DensePairs {
   __device__ __forceinline__ bool mostly_dense(const Ffn& f, int window, int rows) const {
     return is_high_nnz(kHighNnzWindow, fired_[window], rows, f.d_ff) &&
            4 * listed_[window] >= 3 * ((rows + kPairRows - 1) / kPairRows * f.tiles);
+  }
+  // After the gate: whether a tile is dense though it may be left as words too: all its rows are, in such a window.
+  __device__ __forceinline__ bool is_dense(const Ffn& f, int tile) const {
+    const int m0 = tile / f.tiles * kPairRows, window = m0 / kWindow;
+    return (taken(tile) || rows_[tile] % (1 << kQuietShift) == min(kPairRows, f.rows - m0)) &&
+           mostly_dense(f, window, min(kWindow, f.rows - window * kWindow));
   }
   // After the gate: whether the tile's up product is done as well.
   __device__ __forceinline__ bool taken(int tile) const { return rows_[tile] == kTaken; }

@@ -131,9 +131,9 @@ __device__ __forceinline__ uint32_t fired_of_32(const uint4 (&chunks)[4]) {
   return __byte_perm(of_16[0], of_16[1], 0x5410);
 }
 
-// A tile of a block: whether its rows are written dense, and how many values they fire.
+// A tile of a block: whether its rows are written dense, or both dense and as words, and how many values they fire.
 struct TileFirings {
-  bool dense;
+  bool dense, both;
   int values;
 };
 
@@ -206,11 +206,12 @@ __device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging,
   const int columns = min(kTile, f.d_ff - tile * kTile),
             united = __reduce_add_sync(~0u, lane < kMaskWords ? __popc(all) : 0);
   const int values = __shfl_sync(~0u, all, kMaskWords), tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
-  if (f.dense_tiles == nullptr) return {f.w_up != nullptr && nearly_all(united, columns), values};
-  const bool nearly = nearly_all(united, columns);
+  if (f.dense_tiles == nullptr) return {f.w_up != nullptr && nearly_all(united, columns), false, values};
+  const bool both = leaves_both(united, columns);
   if (warp == 0 && lane == 0 && rows > 0 && (!task.cut || cluster_rank() == 0))
-    DensePairs(f).fire(m0, nearly ? max(values, (kNearlyAll * tall * columns + 127) / 128) : values);
-  return {nearly || (is_high_nnz(kHighNnzTile, values, tall, columns) && 5 * united >= 3 * columns), values};
+    DensePairs(f).fire(m0, both ? max(values, counted_as(united, tall, columns)) : values);
+  const bool dense = nearly_all(united, columns) || (is_high_nnz(kHighNnzTile, values, tall, columns) && 5 * united >= 3 * columns);
+  return {dense, both && !dense, values};
 }
 
 // Writes the words of half a row, ascending, from `to` on. mask: a bit for each of its 128 columns from column0 on,
@@ -254,7 +255,7 @@ template <typename T, int kWarps>
 __device__ __forceinline__ void pack_tile(unsigned char* staging, PackShared& s, const Ffn& f, const GateTask& task,
                                           int warp, int lane) {
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
-  const auto [dense, values] = find_tile_firings<T, kWarps>(staging, s, f, task, warp, lane);
+  const auto [dense, both, values] = find_tile_firings<T, kWarps>(staging, s, f, task, warp, lane);
   const int tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
   int counted = 0, low_nnz = 0;  // rows of the warp; those that fire less than a quarter of the block's mean
 #pragma unroll 1
@@ -268,14 +269,13 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, PackShared& s,
     for (int w = 0; w < 4; ++w) mask[w] = line[kHead + 4 * half + w], mine += __popc(mask[w]);
     const uint32_t other = __shfl_xor_sync(~0u, mine, kPackRows), count = mine + other;
     const bool leaves = dense || count > kSlots;
-    const bool counts = f.dense_tiles != nullptr && dense && half == 0 && row < rows;
+    const bool counts = f.dense_tiles != nullptr && (dense || both) && half == 0 && row < rows;
     counted += __popc(__ballot_sync(~0u, counts)),
         low_nnz += __popc(__ballot_sync(~0u, counts && 4 * static_cast<int>(count) * tall < values));
     if (half == 0 && row < rows && count > 0) atomicAdd(f.row_sums + m0 + row, count);
     __syncwarp();  // slots are written where the bits are
-    if (!leaves) {
-      pack_half_row(staging, line + 1 + (half ? other : 0), row, 128 * half, mask, mine);
-    } else if (half == 0 && row < rows) {
+    if (!leaves) pack_half_row(staging, line + 1 + (half ? other : 0), row, 128 * half, mask, mine);
+    if ((leaves || both) && half == 0 && row < rows) {
       bulk_store(static_cast<T*>(f.spill) + (at + static_cast<int64_t>(row - row0) * f.tiles) * kTile,
                  staging + row * (kTile * 2), kTile * 2);
     }

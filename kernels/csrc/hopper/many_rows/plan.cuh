@@ -77,9 +77,10 @@ __device__ __forceinline__ void unite_in_place(const Ffn& f, PlanShared& s, cons
     const uint32_t inside = first_bits(left);
     const uint32_t head = f.heads[(static_cast<int64_t>(work.m0) * f.tiles + tile) * kHead];
     const uint32_t fired = f.fired[static_cast<int64_t>(work.block) * u.words + w];
-    const bool up_done = f.dense_tiles != nullptr && DensePairs(f).taken(work.m0 / kPairRows * f.tiles + tile);
+    const int of_pair = work.m0 / kPairRows * f.tiles + tile;
+    const bool up_done = f.dense_tiles != nullptr && DensePairs(f).taken(of_pair);
     // other rows have the flag too: nearly all of the tile fires, so the union takes all of it
-    const bool dense = head & kDenseTile;
+    const bool dense = head & kDenseTile || (f.dense_tiles != nullptr && DensePairs(f).is_dense(f, of_pair));
     const uint32_t word = dense ? inside : fired & inside;
     u.bits[w] = word, mine += __popc(word);
     if (!dense && w % (kTile / 32) == 0) atomicOr(&s.sparse_tiles[tile >> 5], 1u << (tile & 31));
