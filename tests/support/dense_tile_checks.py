@@ -14,7 +14,7 @@ from twell.kernels.params import FFNParams
 from twell.kernels.stats import Stats
 
 PAIR, TILE = 2 * hopper.BLOCK, hopper.LAYOUT.tile
-LOUD_TILE = 11  # 128ths of a tile's neurons that its rows fire in the mean
+LOUD_TILE, QUIET_TILE = 11, 4  # 128ths of a tile's neurons that its rows fire in the mean
 QUIET = 2**16  # what a quiet row counts besides
 TAKEN = -1
 
@@ -35,8 +35,8 @@ def counters(workspace: hopper.HopperWorkspace, n: int) -> Tensor:
 
 
 def whole_rows(params: FFNParams) -> Tensor:
-    """Return the counters' expected values: rows of tiles of which a block fires 18 of 25, or most and much; quiet rows
-    fire less than a quarter of its mean."""
+    """Return the counters' expected values: rows of tiles of which a block fires nearly all, or most and much, or most
+    and little; quiet rows fire less than a quarter of its mean, or nothing if that is less than two."""
     gate = params.x.float() @ params.w_gate.float().t()
     fired = (gate if params.b_gate is None else gate + params.b_gate.float()) > 0
     n, d_ff = fired.shape
@@ -46,10 +46,11 @@ def whole_rows(params: FFNParams) -> Tensor:
     rows = (n - hopper.BLOCK * torch.arange(2 * len(of_tiles), device=CUDA)).clamp(0, hopper.BLOCK).view(-1, 2, 1)
     of_rows = of_tiles.sum(4)
     values, there = of_rows.sum(2, keepdim=True), torch.arange(hopper.BLOCK, device=CUDA)[:, None] < rows[:, :, None]
-    loud = 128 * values.squeeze(2) >= LOUD_TILE * rows * columns
+    loud, quiet = (128 * values.squeeze(2) >= share * rows * columns for share in (LOUD_TILE, QUIET_TILE))
     united = of_tiles.any(2).sum(3)
-    whole = (25 * united >= 18 * columns) | loud & (5 * united >= 3 * columns)
-    counted = there + QUIET * (there & (4 * of_rows * rows[:, :, None] < values))
+    whole = (20 * united >= 17 * columns) | loud & (5 * united >= 3 * columns) | ~quiet & (25 * united >= 17 * columns)
+    few = torch.where(values < 8 * rows[:, :, None], of_rows == 0, 4 * of_rows * rows[:, :, None] < values)
+    counted = there + QUIET * (there & few)
     return (counted.sum(2) * whole).sum(1)
 
 

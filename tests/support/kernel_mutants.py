@@ -62,9 +62,15 @@ TESTS = {
         f"{HOPPER}/test_mid_rows.py",
         f"{HOPPER}/test_activations.py",
         "-k",
-        "narrow or edges or density or past_the_last or all_but_one or silent",
+        "narrow or edges or density or past_the_last or all_but_one or silent or shares_that_begin",
     ),
-    "many_rows/": (f"{HOPPER}/test_down_schedule.py", f"{HOPPER}/test_gate.py", "-k", "tasks or weights_larger"),
+    "many_rows/": (
+        f"{HOPPER}/test_down_schedule.py",
+        f"{HOPPER}/test_gate.py",
+        f"{HOPPER}/test_dense_tiles.py",
+        "-k",
+        "tasks or weights_larger or even_tiles or even_windows or uneven_tiles",
+    ),
     "keep.cu": (
         f"{HOPPER}/test_training.py",
         f"{HOPPER}/test_training_more.py",

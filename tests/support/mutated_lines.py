@@ -267,4 +267,23 @@ MUTANTS = [
         ("output(kOut / 64 * 64) < d_model", "output(kOut / 64 * 64) + 32 < d_model"),
         folder=MID_ROWS,
     ),
+    *_of(
+        "dense_tiles.cuh",
+        ("25 * united >= 17 * neurons", "10 * united >= 9 * neurons"),
+        ("!is_high_nnz(kLowNnzTile, fired, rows, neurons)", "true"),
+        ("100 * united - 61 * neurons", "kNearlyAll * neurons"),
+        ("rows_[tile] % (1 << kQuietShift) == min(kPairRows, f.rows - m0)", "false"),
+        ("mostly_dense(f, window, min(kWindow, f.rows - window * kWindow))", "true"),
+        folder=MANY_ROWS,
+    ),
+    *_of(
+        "gate_epilogue.cuh",
+        ("(dense || both) && half == 0", "dense && half == 0"),
+        ("(leaves || both) && half == 0", "leaves && half == 0"),
+        (
+            "several ? 4 * static_cast<int>(count) * tall < values : count == 0",
+            "4 * static_cast<int>(count) * tall < values",
+        ),
+        folder=MANY_ROWS,
+    ),
 ]

@@ -115,9 +115,11 @@ def many() -> Iterator[FFNParams]:
 
 
 def whole() -> Iterator[FFNParams]:
-    """Yield calls with several rounds of dense tiles, whose up products the gate kernel computes."""
+    """Yield calls with several rounds of dense tiles, or of tiles both dense and as words, whose up products the gate
+    kernel computes."""
     yield make(3800, 264, 2904, -70)
     yield make(3800, 264, 2904, -70, **COUNTS)
+    yield make(3800, 264, 2904, 23)
 
 
 def squares() -> Iterator[FFNParams]:

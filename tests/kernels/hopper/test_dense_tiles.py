@@ -112,6 +112,42 @@ def test_which_windows_are_gone_on_with(silent: int, silent_tiles: int, quiet: i
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("quiet", "silent", "dense"), [(30, 0, True), (33, 0, True), (35, 0, False), (32, 7, False)])
+def test_even_tiles_that_lie_both_whole_and_as_words(quiet: int, silent: int, dense: bool) -> None:
+    """Of each 128 rows 0.94, 0.83, 0.71, 0.82 of the neurons fire, of a row a few hundredths. They run dense from three
+    quarters on, unless many rows are silent, here every seventh: then tiles are on no list, though they lie whole."""
+    for options in OPTIONS:
+        params = make(4500, 520, 2904, quiet, **options)
+        params.x[:: silent or 4500, 0] = 3
+        taken, workspace = check(params)
+        counted = check_whole(params)
+        assert bool((counted % QUIET == PAIR).any()) and bool(taken.any()) == dense
+        stages = run(params, Stage.GATE, hopper.ALL_STAGES - Stage.GATE)[2]
+        for sizes in (each.tensor("union_sizes")[:32] for each in (workspace, stages)):
+            assert bool((sizes == -2904).all()) if dense else bool((sizes > 0).all() and (sizes < 2904).all())
+
+
+@pytest.mark.gpu
+def test_uneven_tiles_of_which_most_fires_are_words_alone() -> None:
+    """Three quarters of their neurons fire, but in one row of eleven each, which is not little."""
+    params = make(4500, 520, 2904, 20)
+    silence(params, 25)
+    assert not bool(check_whole(params)[:-1, :-1].any())
+
+
+@pytest.mark.gpu
+def test_even_windows_each_by_itself() -> None:
+    """Every other one of even tiles goes by its words, though the clusters go on with those of the others."""
+    params, row = make(6000, 520, 2904, 33), torch.arange(6000, device=CUDA)
+    params.x[:, 1], params.w_gate[:, 1] = (row // 1024 % 2).to(params.x.dtype), -2
+    taken, workspace = check(params)
+    words = torch.arange(len(taken), device=CUDA) // 4 % 2 == 1
+    assert bool(taken[~words].any()) and not bool(taken[words].any())
+    sizes = workspace.tensor("union_sizes")[:40].view(5, 8)
+    assert bool((sizes[::2] == -2904).all() and (sizes[1::2] > 0).all())
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_windows_are_loud_each_by_itself(options: dict[str, object]) -> None:
     """Every other one is, and stays in place though some of its rows are silent, as some of the others' are."""

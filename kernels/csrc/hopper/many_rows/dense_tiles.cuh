@@ -19,23 +19,26 @@ using namespace twell::sm90;
 constexpr int kPairRows = 2 * kBlockRows;
 // Thresholds, in 128ths of the neurons, for the mean over rows. A window whose rows fire more stays in place though its
 // rows are somewhat uneven. A tile that fires more leaves dense though not all of it fires; this one is lower, as tiles
-// differ. A tile of which nearly all fires counts for more in its window, since another order of rows gains nothing
-// there, so one in fifteen may fire less.
-constexpr int kHighNnzWindow = 14, kHighNnzTile = 11, kNearlyAll = 15;
-
-// Whether a tile leaves both dense and as words where this many of its neurons fire: which of them serves hangs on its
-// window, as tiles of even inputs differ by more than what separates windows that gain from unions from those that do not.
-__device__ __forceinline__ bool leaves_both(int united, int neurons) { return 25 * united >= 18 * neurons; }
-
-// For how many firings such a tile counts in its window: as many as one of which nearly all fires from 0.79 of its
-// neurons on, and as the window's threshold at 0.78, below which unions gain.
-__device__ __forceinline__ int counted_as(int united, int rows, int neurons) {
-  return (rows * min(100 * united - 64 * neurons, kNearlyAll * neurons) + 127) / 128;
-}
+// differ. One that fires less than the lowest may leave both dense and as words. A tile of which nearly all fires counts
+// for more in its window, since another order of rows gains nothing there, so one in fifteen may fire less.
+constexpr int kHighNnzWindow = 14, kHighNnzTile = 11, kLowNnzTile = 4, kNearlyAll = 15;
 
 // Whether `fired` firings of this many rows and neurons exceed a threshold.
 __host__ __device__ constexpr bool is_high_nnz(int share, uint64_t fired, uint64_t rows, int neurons) {
   return 128 * fired >= share * rows * neurons;
+}
+
+// Whether a tile whose rows fire `fired` times, and `united` of its neurons, leaves both dense and as words: most of its
+// neurons fire, each seldom. Which of the two serves hangs on the window, as tiles of even inputs differ more in what
+// they fire than windows that gain from unions do from those that do not.
+__device__ __forceinline__ bool leaves_both(int united, uint64_t fired, int rows, int neurons) {
+  return 25 * united >= 17 * neurons && !is_high_nnz(kLowNnzTile, fired, rows, neurons);
+}
+
+// For how many firings such a tile counts in its window: the threshold at three quarters of its neurons, where unions
+// gain nothing, and from one hundredth more on as many as one of which nearly all fires.
+__device__ __forceinline__ int counted_as(int united, int rows, int neurons) {
+  return (rows * min(100 * united - 61 * neurons, kNearlyAll * neurons) + 127) / 128;
 }
 
 // A tile is given as pair of blocks * tiles + tile.

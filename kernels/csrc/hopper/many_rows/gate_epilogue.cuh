@@ -131,7 +131,8 @@ __device__ __forceinline__ uint32_t fired_of_32(const uint4 (&chunks)[4]) {
   return __byte_perm(of_16[0], of_16[1], 0x5410);
 }
 
-// A tile of a block: whether its rows are written dense, or both dense and as words, and how many values they fire.
+// A tile of a block: whether its rows are written dense; if not, whether they are both as words and dense; and how many
+// values they fire.
 struct TileFirings {
   bool dense, both;
   int values;
@@ -207,11 +208,11 @@ __device__ __forceinline__ TileFirings find_tile_firings(unsigned char* staging,
             united = __reduce_add_sync(~0u, lane < kMaskWords ? __popc(all) : 0);
   const int values = __shfl_sync(~0u, all, kMaskWords), tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
   if (f.dense_tiles == nullptr) return {f.w_up != nullptr && nearly_all(united, columns), false, values};
-  const bool both = leaves_both(united, columns);
+  const bool nearly = nearly_all(united, columns), both = leaves_both(united, values, tall, columns);
   if (warp == 0 && lane == 0 && rows > 0 && (!task.cut || cluster_rank() == 0))
-    DensePairs(f).fire(m0, both ? max(values, counted_as(united, tall, columns)) : values);
-  const bool dense = nearly_all(united, columns) || (is_high_nnz(kHighNnzTile, values, tall, columns) && 5 * united >= 3 * columns);
-  return {dense, both && !dense, values};
+    DensePairs(f).fire(m0, nearly || both ? max(values, counted_as(united, tall, columns)) : values);
+  const bool dense = nearly || (is_high_nnz(kHighNnzTile, values, tall, columns) && 5 * united >= 3 * columns);
+  return {dense, both, values};
 }
 
 // Writes the words of half a row, ascending, from `to` on. mask: a bit for each of its 128 columns from column0 on,
@@ -257,7 +258,10 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, PackShared& s,
   const int half = lane / kPackRows, m0 = task.m0, tile = task.tile, rows = task.rows(f);
   const auto [dense, both, values] = find_tile_firings<T, kWarps>(staging, s, f, task, warp, lane);
   const int tall = min(kBlockRows, f.rows - m0 / kBlockRows * kBlockRows);
-  int counted = 0, low_nnz = 0;  // rows of the warp; those that fire less than a quarter of the block's mean
+  // rows of the warp; those that fire less than a quarter of the block's mean, or nothing, where few would be one of
+  // a handful
+  int counted = 0, low_nnz = 0;
+  const bool several = values >= 8 * tall;
 #pragma unroll 1
   for (int row0 = kPackRows * warp; row0 < rows; row0 += kPackRows * kWarps) {
     const int row = row0 + lane % kPackRows;
@@ -271,7 +275,7 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, PackShared& s,
     const bool leaves = dense || count > kSlots;
     const bool counts = f.dense_tiles != nullptr && (dense || both) && half == 0 && row < rows;
     counted += __popc(__ballot_sync(~0u, counts)),
-        low_nnz += __popc(__ballot_sync(~0u, counts && 4 * static_cast<int>(count) * tall < values));
+        low_nnz += __popc(__ballot_sync(~0u, counts && (several ? 4 * static_cast<int>(count) * tall < values : count == 0)));
     if (half == 0 && row < rows && count > 0) atomicAdd(f.row_sums + m0 + row, count);
     __syncwarp();  // slots are written where the bits are
     if (!leaves) pack_half_row(staging, line + 1 + (half ? other : 0), row, 128 * half, mask, mine);
