@@ -48,7 +48,7 @@ def whole_rows(params: FFNParams) -> Tensor:
     values, there = of_rows.sum(2, keepdim=True), torch.arange(hopper.BLOCK, device=CUDA)[:, None] < rows[:, :, None]
     loud, quiet = (128 * values.squeeze(2) >= share * rows * columns for share in (LOUD_TILE, QUIET_TILE))
     united = of_tiles.any(2).sum(3)
-    whole = (20 * united >= 17 * columns) | loud & (5 * united >= 3 * columns) | ~quiet & (25 * united >= 17 * columns)
+    whole = (20 * united >= 17 * columns) | loud & (5 * united >= 3 * columns) | ~quiet & (50 * united >= 33 * columns)
     few = torch.where(values < 8 * rows[:, :, None], of_rows == 0, 4 * of_rows * rows[:, :, None] < values)
     counted = there + QUIET * (there & few)
     return (counted.sum(2) * whole).sum(1)

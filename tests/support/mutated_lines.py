@@ -269,9 +269,9 @@ MUTANTS = [
     ),
     *_of(
         "dense_tiles.cuh",
-        ("25 * united >= 17 * neurons", "10 * united >= 9 * neurons"),
+        ("50 * united >= 33 * neurons", "10 * united >= 9 * neurons"),
         ("!is_high_nnz(kLowNnzTile, fired, rows, neurons)", "true"),
-        ("100 * united - 61 * neurons", "kNearlyAll * neurons"),
+        ("100 * united - 58 * neurons", "kNearlyAll * neurons"),
         ("rows_[tile] % (1 << kQuietShift) == min(kPairRows, f.rows - m0)", "false"),
         ("mostly_dense(f, window, min(kWindow, f.rows - window * kWindow))", "true"),
         folder=MANY_ROWS,

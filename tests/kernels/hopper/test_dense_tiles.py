@@ -112,10 +112,10 @@ def test_which_windows_are_gone_on_with(silent: int, silent_tiles: int, quiet: i
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("quiet", "silent", "dense"), [(30, 0, True), (33, 0, True), (35, 0, False), (32, 7, False)])
+@pytest.mark.parametrize(("quiet", "silent", "dense"), [(30, 0, True), (33, 0, True), (35, 0, False), (33, 7, False)])
 def test_even_tiles_that_lie_both_whole_and_as_words(quiet: int, silent: int, dense: bool) -> None:
-    """Of each 128 rows 0.94, 0.83, 0.71, 0.82 of the neurons fire, of a row a few hundredths. They run dense from three
-    quarters on, unless many rows are silent, here every seventh: then tiles are on no list, though they lie whole."""
+    """Of each 128 rows 0.94, 0.83, 0.71, 0.78 of the neurons fire, of a row a few hundredths. They run dense from about
+    0.72 on, unless many rows are silent, here every seventh: then tiles are on no list, though they lie whole."""
     for options in OPTIONS:
         params = make(4500, 520, 2904, quiet, **options)
         params.x[:: silent or 4500, 0] = 3

@@ -32,13 +32,13 @@ __host__ __device__ constexpr bool is_high_nnz(int share, uint64_t fired, uint64
 // neurons fire, each seldom. Which of the two serves hangs on the window, as tiles of even inputs differ more in what
 // they fire than windows that gain from unions do from those that do not.
 __device__ __forceinline__ bool leaves_both(int united, uint64_t fired, int rows, int neurons) {
-  return 25 * united >= 17 * neurons && !is_high_nnz(kLowNnzTile, fired, rows, neurons);
+  return 50 * united >= 33 * neurons && !is_high_nnz(kLowNnzTile, fired, rows, neurons);
 }
 
-// For how many firings such a tile counts in its window: the threshold at three quarters of its neurons, where unions
-// gain nothing, and from one hundredth more on as many as one of which nearly all fires.
+// For how many firings such a tile counts in its window: the threshold where 0.72 of its neurons fire, from where on
+// unions gain nothing, and from 0.73 on as many as one of which nearly all fires.
 __device__ __forceinline__ int counted_as(int united, int rows, int neurons) {
-  return (rows * min(100 * united - 61 * neurons, kNearlyAll * neurons) + 127) / 128;
+  return (rows * min(100 * united - 58 * neurons, kNearlyAll * neurons) + 127) / 128;
 }
 
 // A tile is given as pair of blocks * tiles + tile.
