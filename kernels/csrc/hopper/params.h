@@ -46,7 +46,8 @@ struct Ffn {
   // past its slots, or with kDenseTile beside its count, is in `spill`
   uint32_t* heads;
   uint32_t* tails;       // [rows, tiles, 24]: further slots, written 8 at a time as they are used
-  // [rows, tiles, 32, 8]: such tiles, dense, with chunk c of row r at c ^ (r % 8); the gate does not write other tiles
+  // [rows, tiles, 32, 8]: such tiles, dense, with chunk c of row r at c ^ (r % 8), and those that are left as words
+  // too; the gate does not write other tiles
   void* spill;
   uint32_t* masks;       // [rows, tiles, 8]: what fires, a bit a neuron
   uint32_t* fired;       // [blocks, tiles, 8]: likewise for any of 128 consecutive rows

@@ -1,7 +1,7 @@
 // Which tiles of two blocks of rows and 256 neurons are dense in `spill`. The gate's packing warps count their rows;
 // once all have been counted, the tile is added to a list of its window, and the gate's clusters continue with the up
 // products of tiles on the lists of windows of high nnz: rows that fire so much stay in place, and their blocks run
-// dense.
+// dense. Tiles that are left as words too are among them, and are words again in other windows.
 //
 // Which tiles are dense depends on the inputs alone. Which CTA takes a tile, and whether any does before `up`, depends
 // on time. Bits do not: it is the same product with the same epilogue.

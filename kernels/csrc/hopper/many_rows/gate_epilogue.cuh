@@ -2,7 +2,7 @@
 //
 // Consumers round relu(z) into the staging tile and continue; packing warps turn it into words during the next main
 // loop. After a CTA's last tile all warps pack. If the tile's 128 rows together fire nearly all of its neurons, and the
-// block will run dense, they are written dense instead.
+// block will run dense, they are written dense instead; where that hangs on other tiles, both dense and as words.
 #pragma once
 
 #include "hopper/gemm.cuh"
