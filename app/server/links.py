@@ -10,7 +10,8 @@ from a timer, so after it has asked for the page that the link leads to: as the 
 which is then drawn again. The script has the click count once all that was told.
 
 Streamlit's links open no other tab: it is not told of clicks with a key held, and its link to the front page, whose
-address has no path and so means the page at hand, gets one as it is pointed at.
+address has no path and so means the page at hand, gets one as it is pointed at. Its links to the page at hand, with
+other parameters, are followed as ours are: it would draw what they name and keep the address of what was there.
 """
 
 from __future__ import annotations
@@ -41,16 +42,21 @@ addEventListener("click", (event) => {
   setTimeout(() => clicked.click());  // after the timer of what was closed or typed, as that was set before
 }, true);
 addEventListener("click", (event) => {
-  const link = event.target.closest && event.target.closest(".stHtml a[href]");
+  const link = event.target.closest && event.target.closest(".stHtml a[href], [data-testid=stPageLink] a[href]");
   if (!link || link.target || !plain(event)) return;
   const address = new URL(link.href);
   if (address.origin !== location.origin || address.hash) return;
+  if (!link.closest(".stHtml")) {
+    const front = location.pathname.endsWith("/");
+    if (address.pathname !== location.pathname || (!front && link.getAttribute("href").startsWith("?"))) return;
+    event.stopImmediatePropagation();
+  }
   event.preventDefault();
   history.pushState(null, "", address);
   dispatchEvent(new PopStateEvent("popstate"));
   const page = document.querySelector(".stMain");
   if (page && !link.closest(".tw-passage")) page.scrollTo(0, 0);
-});
+}, true);
 for (const kind of ["pointerover", "focusin"]) addEventListener(kind, (event) => {
   const link = event.target.closest && event.target.closest("[data-testid=stPageLink] a[href^='?']");
   if (link) link.setAttribute("href", "./" + link.getAttribute("href"));
