@@ -56,6 +56,7 @@ def main() -> None:
     }
     by_name = st.Page(to_front, title=PAGES[FRONT].title, url_path=FRONT)
     page = st.navigation([*pages.values(), by_name], position="hidden")
+    st.set_page_config(page_title=f"{page.title} – TwELL workbench")  # tabs and the browser's history tell pages apart
     catalog = find_runs()
     if not catalog.runs and not catalog.broken:
         empty_states.no_runs(catalog)

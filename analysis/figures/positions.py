@@ -89,7 +89,7 @@ def binned(frame: pd.DataFrame) -> pd.DataFrame:
 def _with_fit(bins: pd.DataFrame, fits: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `binned` with a column `fit`: the exponential of `analysis.position_fit` over layer_mean, in
     layers that it describes."""
-    fits = fits[fits["verdict"].isin(EXPONENTIAL)].set_index("layer")
+    fits = described(fits).set_index("layer")
     a, b, decay = (bins["layer"].map(fits[name]) for name in ("a", "b", "decay"))
     fit = (a + b * np.exp(-bins["position"] / decay)) / bins["layer_mean"]
     return bins.assign(fit=fit.where(~bins["first"]))

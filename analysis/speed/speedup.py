@@ -67,6 +67,21 @@ def sizes(run: Run) -> dict[str, float]:
     return {op: own if ours is None or op in (*WHOLE, "pass") else ours for op, own in medians.items()}
 
 
+def rows_timed(run: Run) -> dict[str, tuple[int, int]]:
+    """Return the fewest and the most rows on which a layer ran, dense ("ffn_dense") and sparse ("ffn_sparse"), in the
+    batches that timed both."""
+    rows = timings(run)
+    tokens = _side_by_side(rows[rows["layer"] >= 0], "tokens", ("ffn_dense", "ffn_sparse"))[2]
+    both = tokens[:, ~np.isnan(tokens).any(axis=0)]
+    return {op: (int(of.min()), int(of.max())) for op, of in zip(("ffn_dense", "ffn_sparse"), both, strict=True)}
+
+
+def is_scaled(run: Run) -> bool:
+    """Return whether times of layers are brought to another number of rows than they were taken on."""
+    timed = rows_timed(run)
+    return {*timed["ffn_dense"], *timed["ffn_sparse"]} != {round(sizes(run)["ffn_sparse"])}
+
+
 def timings_by_batch(run: Run) -> pd.DataFrame:
     """Return every timing of the prefill phase. Columns: batch; layer (-1: the whole model); op; microseconds;
     nnz_mean; kernel. Prefill alone."""

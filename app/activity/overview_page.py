@@ -78,11 +78,13 @@ def ffn_speedup_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
     if numbers["speedup"] is None:
         return ("none is claimed from the slow reference kernel" if numbers["kernel"] else "not timed",)
     span = (
-        f"{times(numbers['speedup_low'])} to {times(numbers['speedup_high'])} with 95{SPACE}% confidence, "
+        f"{times(numbers['speedup_low'])} to {times(numbers['speedup_high'])} with 95{SPACE}% confidence over "
+        f"{plural(numbers['speedup_turns'], 'batch', 'es')}, "
         if numbers["speedup_turns"] > 1
         else ""
     )
-    sentences = [f"Dense time / sparse time, {numbers['kernel']} kernel, {conditions(run)}"]
+    mean = "geometric mean of the batches' ratios, " if numbers["speedup_turns"] > 1 else ""
+    sentences = [f"Dense time / sparse time, {mean}{numbers['kernel']} kernel, {conditions(run)}"]
     sentences += [sentence.rstrip(".") for sentence in numbers["speedup_caveats"]]
     if (whole_pass := numbers["pass_speedup"]) is not None:
         spread = pass_spread(numbers["pass_low"], numbers["pass_high"], numbers["pass_repeats"])
@@ -96,9 +98,11 @@ def draw_layers(run: Run) -> None:
     speedup = fetch(run, comparable_speedup)
     tokens = blocks.groupby("layer")["tokens"].sum().max()
     first = ", position 0 included" if (blocks["position_from"] == 0).any() else ""
+    counted = int(by_layer["tokens"].max())
+    others = f" The other panels: the {whole(counted)} that are counted." if counted != tokens else ""
     caption = (
-        f"{plural(tokens, 'token')}, the same in every layer{first}. Shades are logarithmic. Choose a cell, a dot or a "
-        "bar for the page that says more."
+        f"By position: {plural(tokens, 'token')}, the same in every layer{first}.{others} Shades are logarithmic. "
+        "Choose a cell, a dot or a bar for the page that says more."
     )
     widgets.heading("Layer by layer", caption, query(run, layer_rows))
     with suppress(Missing):

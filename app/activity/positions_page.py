@@ -62,8 +62,8 @@ def draw_decay(run: Run) -> None:
         "How fast it falls off",
         "After how many tokens, λ, what the beginning fires more has shrunk to 37 %: of a + b·exp(−p/λ), fitted to "
         "bands of positions p from 1 on, with 95 % intervals over groups of documents. Which curve fits best (AICc): "
-        f"{counts} of {verdicts.sum()} layers; at the right with R² on the means of the bands. Layers that no "
-        "exponential describes have no λ: Data has their fits.",
+        f"{counts} of {verdicts.sum()} layers; at the right with R² on the means of the bands. Left out are "
+        "layers that another curve describes better, or whose λ has no finite interval: Data has their fits.",
         result,
     )
     widgets.draw(built_once(decay_lengths, fits), "decay", "Length over which nnz falls off, by layer")
@@ -73,7 +73,7 @@ def draw_page(run: Run) -> None:
     """Draw nnz by position, a panel a layer, and the fits."""
     result = query(run, POSITION_BINS)
     bins = result.frame
-    fitted = " Dashed: the fitted exponential, in layers that it describes well." if "fit" in bins else ""
+    fitted = " Dashed: the fitted exponential, in layers that have a λ below." if "fit" in bins else ""
     first = bins["first"].any()
     sequences = int(bins.loc[bins["first"], "tokens"].max()) if first else run.manifest.sequences
     first_position = (

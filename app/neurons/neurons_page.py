@@ -40,6 +40,7 @@ WRITES = (
     "between."
 )
 NO_WEIGHTS = "Why they are dead cannot be told without the model's weights, which are not on this machine."
+CHOOSE = " Choose a row to see where it fires.", " Choose a row to see more of it."  # of others, of dead ones
 COLUMNS_IF_DEAD = ("why", "largest", "below", "gate_norm", "down_norm")
 
 TOGETHER = Question(
@@ -171,7 +172,7 @@ def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
         result = result.then(first_rows)
         frame = result.frame
     order = NOTES[kind] + distance + (WRITES if "writes" in frame else "")
-    caption = f"{why}{plural(count, 'neuron')} {scope}{limit}. {order} Choose a row to see where it fires."
+    caption = f"{why}{plural(count, 'neuron')} {scope}{limit}. {order}{'' if frame.empty else CHOOSE[kind == 'dead']}"
     widgets.heading("Dead neurons" if kind == "dead" else KINDS[kind], caption, result)
     if frame.empty:
         none = "Every neuron fired at least once." if kind == "dead" and not find else "There are no such neurons here."

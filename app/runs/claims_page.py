@@ -119,7 +119,7 @@ def draw_page(run: Run) -> None:
         group = tested[tested["verdict"] == verdict]
         if len(group):
             elsewhere = int((group["scope"] != own).sum())
-            told = f", {elsewhere} told by other runs" if elsewhere else ""
+            told = f", {elsewhere} of them by other runs{' either' * (verdict == UNTOLD)}" if elsewhere else ""
             title = f"{len(group)} {one if len(group) == 1 else several}{told}"
             st.html(f'<h2 class="tw-group-title">{title}</h2>{claims_html(group, evidence, own)}')
     if len(untested):

@@ -16,7 +16,7 @@ from twell.analysis.figures.speed.kernels import audit_map, break_even, of_tile,
 from twell.analysis.figures.speed.timings import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
 from twell.analysis.memo import built_once
 from twell.analysis.speed.ffn_speedup import caveats, conditions, layer_names
-from twell.analysis.speed.speedup import sizes
+from twell.analysis.speed.speedup import is_scaled, rows_timed, sizes, timings
 from twell.app.jobs.live_view import draw_calls, follow
 from twell.app.jobs.measure import measure
 from twell.app.jobs.status import job_status
@@ -51,8 +51,8 @@ def draw_layer_times(run: Run, result: QueryResult) -> None:
     frame = result.frame
     comparable, repeats = frame.attrs["comparable"], int(frame["repeats"].min())
     caption = (
-        f"FFN of a batch of {rows_in_words(run, 'ffn_sparse')}, {'median over ' * (repeats > 1)}"
-        f"{plural(repeats, 'timed batch', 'es')}, the same input for both; "
+        f"FFN of {rows_in_words(run, 'ffn_sparse')}, {'median over ' * (repeats > 1)}"
+        f"{plural(repeats, 'timed batch', 'es')}; {brought_to(run)}; "
         f"{', '.join(sorted(set(frame['kernel'])))} kernel on {run.manifest.device}, {run.manifest.dtype}. "
         f"{'At the right: dense / sparse.' if comparable else ''}"
     )
@@ -164,6 +164,7 @@ def draw_times_over_capture(run: Run) -> None:
     if all_layers.frame["batch"].nunique() < 2:
         return  # one batch has no drift
     heading_area = st.container()
+    differ = timings(run)["tokens"].nunique() > 1
     names = ["all layers", *[f"L{layer}" for layer in sorted(all_layers.frame["layer"].unique())]]
     param = url_param("layer", names[0], one_of(names))
     choice = st.selectbox("Layer", names, width=160, label_visibility="collapsed", **param)
@@ -172,7 +173,7 @@ def draw_times_over_capture(run: Run) -> None:
         widgets.heading(
             "Over the capture",
             "FFN time per token in each timed batch, in the order they ran. Shows drift and outliers, which medians "
-            "hide.",
+            f"hide{'; a batch of few tokens takes longer per token' * differ}.",
             result,
         )
     widgets.draw(built_once(over_batches, result.frame), "batches", "Dense and sparse time per token by batch")
@@ -182,7 +183,9 @@ def note_speedup(run: Run, total: dict[str, Any]) -> None:
     """Show the speedup of all timed layers together, what it holds for, and what to mind of it."""
     if not total["comparable"]:
         return
-    span = f" ({times(total['low'])} to {times(total['high'])} with 95 % confidence)" if total["turns"] > 1 else ""
+    several = total["turns"] > 1
+    confidence = f"with 95 % confidence, geometric mean of {plural(total['turns'], 'batch', 'es')}"
+    span = f" ({times(total['low'])} to {times(total['high'])} {confidence})" if several else ""
     st.markdown(f"**FFN speedup {times(total['speedup'])}**{span}, {layer_names(total)}{whole_pass(run)}.")
     widgets.note(html.escape(typeset(f"{total['kernel']} kernel, {conditions(run)}.")))
     for sentence in [*caveats(total), *filter(None, [fetch(run, beside_capture)])]:
@@ -202,6 +205,21 @@ def whole_pass(run: Run) -> str:
 def rows_in_words(run: Run, op: str) -> str:
     """Return in words how many rows the times of an operation are brought to, as the table `timings` names it."""
     return plural(sizes(run)[op], "row")
+
+
+def brought_to(run: Run) -> str:
+    """Return in a clause on which rows dense and sparse ran, where times are scaled, by the row, to another number."""
+    timed = rows_timed(run)
+    dense, sparse = (between(*map(whole, timed[op])) for op in ("ffn_dense", "ffn_sparse"))
+    if not is_scaled(run):
+        return "the same input for both"
+    if dense == sparse:
+        return f"both ran on the same {dense} rows of a batch, and times are scaled by the row"
+    return f"scaled by the row: dense ran on the first {dense} rows of a batch, sparse on {sparse}"
+
+
+def between(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
 
 
 def draw_timings(run: Run) -> None:

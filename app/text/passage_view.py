@@ -7,6 +7,7 @@ script: each token carries its tooltip as an attribute, and CSS shows it.
 from __future__ import annotations
 
 import html
+import math
 from typing import Any
 from urllib.parse import urlencode
 
@@ -47,6 +48,11 @@ def bar(share: float) -> str:
     return BARS[round(max(0.0, min(share, 1.0)) * BAR_LENGTH * 2)]
 
 
+def percentile_in_words(percentile: float) -> str:
+    """Return a percentile; 100 only where no token has more."""
+    return f"{percentile:.0f}" if percentile <= 99 or percentile >= 100 else f"{math.floor(10 * percentile) / 10:.1f}"
+
+
 def tooltip(row: dict[str, Any], name: str, neuron_line: str, percentile: float, full_bars: dict[str, float]) -> str:
     """Return the tooltip of a token: lines of text with its numbers, and its nnz in each layer as a bar.
 
@@ -63,7 +69,7 @@ def tooltip(row: dict[str, Any], name: str, neuron_line: str, percentile: float,
         f"{visible(name)}   id {row['token_id']}",
         f"position {row['position']}" + (", generated" if row["phase"] == DECODE else ""),
         f"{whole(row['nnz'])} neurons over all layers",
-        f"percentile {percentile:.0f} of the run's tokens",
+        f"percentile {percentile_in_words(percentile)} of the run's tokens",
         f"surprisal {number(row['surprisal'])} nats; the next {number(row['loss'])}",
     ]
     lines += [neuron_line] if neuron_line else []

@@ -52,7 +52,7 @@ def sentence(frame: pd.DataFrame) -> str:
     worse, better = int((frame["change"] > NOTHING).sum()), int((frame["change"] < -NOTHING).sum())
     return (
         f"Mean loss {number(before, 4)} nats with it, {number(after, 4)} without it ({signed(after - before)}), over "
-        f"{plural(len(frame), 'prediction')} of this passage: {worse} get worse, {better} better, "
+        f"{plural(len(frame), 'prediction')} of this passage: {worse} get worse (orange), {better} better (blue), "
         f"{len(frame) - worse - better} stay. Computed now, by the run's model; one passage does not tell what the "
         "neuron does elsewhere."
     )
@@ -83,4 +83,4 @@ def changes_html(choice: PassageChoice, frame: pd.DataFrame, run: Run) -> str:
             f'<i><b style="width:{100 * abs(row.change) / largest:.0f}%"></b></i><span>{number(row.loss)}</span>'
             f"<span>{number(row.loss_without)}</span><span>{signed(row.change)}</span></a>"
         )
-    return f'<div class="tw-changes">{"".join(lines)}</div>'
+    return f"<div>{''.join(lines)}</div>"

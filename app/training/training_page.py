@@ -28,9 +28,8 @@ def headline(run: Run) -> None:
     steps = fetch(run, analysis.training_steps)
     last, heldout = steps.iloc[-1], steps["heldout_loss"].dropna()
     timed, total = steps["step_speedup"].dropna(), last["total_steps"]
-    sparse = int(last["sparse_layers"] or 0) if last["sparse_layers"] == last["sparse_layers"] else 0
     gain = (
-        f"dense step / sparse step, median of {plural(len(timed), 'turn')}; {sparse} of {run.layers} layers sparse"
+        f"dense step / sparse step, median of {plural(len(timed), 'turn')}, with {_sparse_then(run, steps)}"
         if len(timed)
         else "not timed: every layer runs densely"
     )
@@ -57,6 +56,13 @@ def headline(run: Run) -> None:
             ("Sparse step", times(timed.median()) if len(timed) else "–", gain),
         )
     )
+
+
+def _sparse_then(run: Run, steps: pd.DataFrame) -> str:
+    """Return in words how many layers ran sparse in the turns that were timed."""
+    counts = steps.loc[steps["step_speedup"].notna(), "sparse_layers"].fillna(0).astype(int)
+    fewest, most = counts.min(), counts.max()
+    return f"{fewest if fewest == most else f'{fewest} to {most}'} of {run.layers} layers sparse"
 
 
 def _original(steps: pd.DataFrame) -> str:

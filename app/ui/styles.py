@@ -114,7 +114,7 @@ a.tw-fired:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
 }
 @media (max-width: 640px) {
   .tw-fired { grid-template-columns: 6rem minmax(2rem,1fr) 6.2rem 3rem; }
-  .tw-fired > span:nth-of-type(n+4) { display: none; }
+  .tw-fired:not(.names) > span:nth-of-type(n+4), .tw-fired.names > span:nth-of-type(n+5) { display: none; }
 }
 
 /* neurons that fire together */
@@ -227,6 +227,14 @@ h2.tw-group-title { font-size: 1.05rem; font-weight: 600; margin: 0; padding: .8
 }
 
 @media (max-width: 640px) {
+  .tw-row:has(.tw-its) { flex-wrap: wrap; row-gap: 0; }
+  .tw-row:has(.tw-its) > .tw-fired { flex-basis: 100%; }
+  .tw-row > .tw-its { width: 100%; padding-bottom: .2rem; }
+  .tw-row > .tw-its:empty { display: none; }
+  .tw-changes > div { grid-template-columns: minmax(0,1fr) minmax(0,1fr); gap: .1rem .8rem; }
+  .tw-changes > div > span:first-child, .tw-changes i { grid-column: 1 / -1; }
+  .tw-changes > div:not(.names) > span:first-child { font-weight: 600; }
+  .tw-changes .names > :is(:first-child, :last-child) { display: none; }
   .tw-two > div { grid-template-columns: 5.6rem 1fr 1fr; gap: .6rem; }
   .tw-two.four > div { grid-template-columns: 5.6rem 1fr 1fr 1.8fr; }
   .tw-neuron { grid-template-columns: 4.8rem 2rem minmax(0,1fr) 3rem 3.2rem; gap: .4rem; }

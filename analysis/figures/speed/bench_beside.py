@@ -12,7 +12,7 @@ import pandas as pd
 from twell.analysis.figures.labels import plural, times, whole
 from twell.analysis.figures.speed.bench_rows import SETTING, ffn_times, layer_cases
 from twell.analysis.speed.ffn_speedup import ffn_speedup, layer_names
-from twell.analysis.speed.speedup import sizes
+from twell.analysis.speed.speedup import is_scaled, sizes
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -57,7 +57,7 @@ def _why(run: Run) -> str:
     batches = plural(max(total["turns"], 1), "batch", "es")
     return (
         f"bench repeats one input with nothing beside it, the capture timed {layer_names(total)} where they ran, in "
-        f"{batches} of {whole(round(sizes(run)['ffn_sparse']))} rows"
+        f"{batches} {'scaled to' if is_scaled(run) else 'of'} {whole(round(sizes(run)['ffn_sparse']))} rows"
     )
 
 

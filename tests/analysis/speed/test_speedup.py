@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from twell.analysis import by_layer, model_speedup, overview, speedup, speedup_correlation, timings_by_batch
-from twell.analysis.speed.speedup import over_batches
+from twell.analysis.speed.speedup import is_scaled, over_batches, rows_timed
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -32,6 +32,15 @@ def test_speedup(run: Run) -> None:
         assert row.kernel == "cpu"
     assert table["gate_us"].isna().all()
     assert table.attrs["comparable"] is True
+
+
+def test_rows_that_layers_were_timed_on(made: ModuleType, tmp_path: Path) -> None:
+    """In batches that timed both; times are scaled where they differ."""
+    run = made.make(tmp_path / "one", sequences=10, parts=1, neurons=False)
+    rows = run.frame("timings")
+    timed = {op: set(of["tokens"]) for op, of in rows[rows["layer"] >= 0].groupby("op")}
+    assert rows_timed(run) == {op: (min(timed[op]), max(timed[op])) for op in ("ffn_dense", "ffn_sparse")}
+    assert is_scaled(run) == (len(timed["ffn_dense"] | timed["ffn_sparse"]) > 1)
 
 
 def test_correlation(bos_run: Run) -> None:

@@ -62,7 +62,7 @@ def test_claims_that_other_runs_tell_name_them(show: Show, made: ModuleType, tmp
     lines = shown.split('class="tw-verdicts"')[1].split('class="tw-claims"')[0]
     assert lines.count(">other runs: ") == ((alone["this_run"] != "") & (alone["scope"] != scope(run))).sum() > 0
     hold = alone["scope"][alone["verdict"] == "holds"]
-    assert f"{len(hold)} claims hold, {(hold != scope(run)).sum()} told by other runs</h2>" in shown
+    assert f"{len(hold)} claims hold, {(hold != scope(run)).sum()} of them by other runs</h2>" in shown
 
     for name, kernels in (("dense-one", 0), ("sparse-one", 3)):  # of one recipe: their peaks are compared
         training = make_training(tmp_path / name)

@@ -54,6 +54,22 @@ def test_a_search_that_a_link_to_its_own_page_ends(watched: Any, link: str, to: 
     watched.check()
 
 
+def test_links_to_the_page_at_hand_change_its_address(watched: Any) -> None:
+    """So Back, a reload and a copied address show the neuron that is there."""
+    page = watched.page
+    watched.open("/neuron?run=made&neuron=L1%2FN3", "h1")
+    for neuron in (4, 5):
+        page.get_by_role("link", name=f"L1/N{neuron}", exact=True).click()
+        page.wait_for_url(f"**/neuron?run=made&neuron=L1%2FN{neuron}")
+        page.locator("h1", has_text=f"L1/N{neuron}").wait_for()
+    page.go_back()
+    page.locator("h1", has_text="L1/N4").wait_for()
+    assert page.url.endswith("neuron=L1%2FN4") and page.title() == "Neuron – TwELL workbench"
+    page.reload()
+    page.locator("h1", has_text="L1/N4").wait_for()
+    watched.check()
+
+
 @pytest.mark.parametrize("how", [{"modifiers": ["Control"]}, {"button": "middle"}], ids=["key", "button"])
 @pytest.mark.parametrize(("name", "path"), [("Overview", "/"), ("Text", "/text")])
 def test_a_link_of_the_bar_opens_another_tab(watched: Any, how: dict[str, Any], name: str, path: str) -> None:

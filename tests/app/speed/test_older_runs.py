@@ -67,6 +67,21 @@ def test_some_layers_of_several_turns_are_named(show: Show, made: ModuleType, tm
     assert "Timed, in layers 0-2 alone, that ran" in markup(show(tmp_path, run="some"))
 
 
+def test_layers_that_ran_dense_on_part_of_a_batch(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    """Their times are scaled, and the words say so."""
+
+    def part(table: Table) -> Table:
+        tokens = np.asarray(table["tokens"])
+        return {**table, "tokens": np.where(np.asarray(table["op"]) == "ffn_dense", 100, tokens).astype(tokens.dtype)}
+
+    made.make(tmp_path / "part", sequences=10, change_timings=part)
+    made.make(tmp_path / "all", sequences=10)
+    assert "scaled by the row: dense ran on the first 100 rows of a batch, sparse on " in markup(
+        show(tmp_path, "kernels", run="part")
+    )
+    assert "dense ran on" not in markup(show(tmp_path, "kernels", run="all"))
+
+
 def test_a_capture_of_one_batch_of_one_layer(show: Show, made: ModuleType, tmp_path: Path) -> None:
     run = made.make(tmp_path / "one", layers=1, sequences=4, timings=1)
     for page in ("overview", "kernels"):

@@ -19,7 +19,7 @@ from twell.analysis.neurons.values import in_sequence
 from twell.analysis.passage import SEEN, loudest, passage, scale
 from twell.analysis.tokens.text_around import pieces
 from twell.analysis.tokens.text_search import beginnings
-from twell.app.text.passage_view import opacity
+from twell.app.text.passage_view import opacity, percentile_in_words
 from twell.app.text.search_view import passage_name
 from twell.app.text.token_view import SHOWN
 from twell.app.ui.formatting import whole
@@ -27,6 +27,13 @@ from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
 Show = Callable[..., AppTest]
+
+
+@pytest.mark.parametrize(
+    ("percentile", "said"), [(0.2, "0"), (96.7, "97"), (99.31, "99.3"), (99.996, "99.9"), (100.0, "100")]
+)
+def test_only_the_largest_is_at_percentile_100(percentile: float, said: str) -> None:
+    assert percentile_in_words(percentile) == said
 
 
 def shades(body: str) -> list[float]:

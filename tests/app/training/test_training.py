@@ -36,7 +36,7 @@ def test_its_numbers_are_the_log_s(folder: Path, show: Callable[..., AppTest]) -
     body = text(test)
     nnz = 512 * (3 * SPARSE + DENSE) / 4
     values = (f"of 120, {whole(30720)} tokens", f"{number(4.4)} nats", number(nnz), percent(1 - nnz / 512), times(1.5))
-    for expected in (*values, "median of 6 turns"):
+    for expected in (*values, "median of 6 turns, with 3 of 4 layers sparse"):
         assert expected in body, expected
     assert len(test.get("plotly_chart")) == 5
     assert "1 layer without a dot did not get there" in body
