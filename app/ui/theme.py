@@ -76,11 +76,17 @@ CSS = """<style>
 @media (max-width: 1250px) {
   .stApp :is([data-testid="stLayoutWrapper"], .stElementContainer):has(> .st-key-nav) { flex-basis: 100% !important; }
   .stApp .st-key-nav [data-testid="stPageLink"] a { padding: .2rem .4rem; }
+  /* more links lie to the right: the last one in sight fades */
+  .stApp .st-key-nav { padding-right: 1.6rem; mask-image: linear-gradient(to left, transparent, #000 1.6rem); }
   .st-key-bar { padding-right: 2rem; }
   .tw-group { padding: 0 .4rem; letter-spacing: -.01em; }
   .st-key-bar > :is(.stElementContainer, :has(> .stForm)) { flex: 1 1 8rem !important; min-width: 0; }
 }
 .st-key-nav [data-testid="stPageLink"] a { padding: .2rem .55rem; min-height: 0; }
+.st-key-nav [data-testid="stPageLink"] a p { white-space: nowrap; }
+/* groups are as wide as their links, also where the bar is narrower */
+.st-key-nav :is([class*="st-key-group-"], .stElementContainer, .stHorizontalBlock, [data-testid="stLayoutWrapper"]) {
+  flex-shrink: 0 !important; max-width: none !important; }
 .st-key-tour { background: rgba(47,126,216,.1); border-radius: 6px; padding: .35rem .9rem; }
 .st-key-tour .stElementContainer:has(.tw-said) { margin-top: 0; }
 .stHorizontalBlock { row-gap: .6rem; }

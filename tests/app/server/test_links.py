@@ -90,3 +90,12 @@ def test_a_button_counts_beside_an_open_popover(watched: Any) -> None:
     watched.page.get_by_text("open_run(").first.wait_for()
     assert watched.page.get_by_test_id("stPopoverBody").count() == 1
     watched.check()
+
+
+@pytest.mark.parametrize("width", [390, 1000, 1440])
+def test_no_link_of_the_bar_lies_over_another(watched: Any, width: int) -> None:
+    watched.page.set_viewport_size({"width": width, "height": 700})
+    watched.open("/findings?run=made", "h1")
+    boxes = [link.bounding_box() for link in watched.page.locator(".st-key-nav a").all()]
+    ends = [box["x"] + box["width"] for box in boxes]
+    assert all(end <= box["x"] + 1 for end, box in zip(ends[:-1], boxes[1:], strict=True))
