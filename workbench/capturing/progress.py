@@ -7,6 +7,7 @@ take effect at the end of a batch, so that what was counted is kept; a second on
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import threading
@@ -127,6 +128,17 @@ def outcome(run: Run, nnz_mean: float | None, counted: int) -> str:
         f"{run.path}{state}: {manifest.tokens:,} tokens in {manifest.seconds:.1f} s ({rate:,.0f} tokens/s), "
         f"{counts}{sparsity}{loss}."
     )
+
+
+def next_commands(run: Run) -> str:
+    """Return a line for each command that goes on from a run, quoted to be pasted, with what it is for."""
+    above, path, page = (shlex.quote(str(word)) for word in (run.path.parent, run.path, f"{run.name}.html"))
+    commands = (
+        (f"twell app {above}", "look at it in the dashboard"),
+        (f"twell verify {path}", "compare outputs and counts with the dense model"),
+        (f"twell export {path} --out {page}", "take it along: a page, tables, a notebook"),
+    )
+    return "\n".join(f"  {command:<48} {purpose}" for command, purpose in commands)
 
 
 class Bar:
