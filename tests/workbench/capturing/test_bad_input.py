@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -81,11 +82,14 @@ def test_options(refused: Twell) -> None:
 
 
 def test_a_disk_without_room(refused: Twell, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = SimpleNamespace(free=120)
+    full = SimpleNamespace(total=10**9, free=120)
     monkeypatch.setattr("twell.workbench.capturing.progress.shutil.disk_usage", lambda _: full)
-    assert "got 0.0 MB" in refused()
+    sizes = re.search(r"Expected ([\d,]+) bytes of room for .*, got 120 bytes: free", refused())
+    assert sizes and int(sizes[1].replace(",", "")) > 120  # not both 0.0 MB
     full.free = 10**6
     assert "got 1.0 MB" in refused("--examples", "100")
+    full.total = full.free = 0  # as of /proc
+    assert "Expected --out in a folder that can be written to, got " in refused()
 
 
 def test_a_folder_that_holds_a_run(
