@@ -36,8 +36,8 @@ def check(options: CheckOptions) -> list[str]:
         faults += _check_run(run)
     if len(unopened) == 1 and not faults:
         raise unopened[0]
-    for error in unopened:
-        print(error)
+    for refusal in unopened:
+        print(refusal)
     if unopened or faults:
         total = len(unopened) + len(faults)
         number = "a fault" if total == 1 else f"{total} faults"
