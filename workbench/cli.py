@@ -143,20 +143,18 @@ def help_and_examples(dataclass: type) -> tuple[str, str]:
 def capture(chosen: options.CaptureOptions) -> None:
     """Capture; then say how fast the FFN was and what can be done with the run."""
     from twell.workbench.capturing.command import capture as record
+    from twell.workbench.capturing.progress import next_commands
+    from twell.workbench.run.checks.unfinished import telling_how_to_resume
 
-    run = record(chosen)
+    with telling_how_to_resume(chosen.out):
+        run = record(chosen)
     if os.environ.get("RANK", "0") != "0":
         return
     with suppress(ImportError, UserError):  # analysis may not be installed where models run; a run may have no timings
         from twell.analysis.speed.ffn_speedup import ffn_speedup, sentence
 
         print(sentence(ffn_speedup(run)))
-    for command_line, purpose in (
-        (f"twell app {run.path.parent}", "look at it in the dashboard"),
-        (f"twell verify {run.path}", "compare outputs and counts with the dense model"),
-        (f"twell export {run.path} --out {run.name}.html", "take it along: a page, tables, a notebook"),
-    ):
-        print(f"  {command_line:<48} {purpose}")
+    print(next_commands(run))
 
 
 def ablate(chosen: AblateOptions) -> None:

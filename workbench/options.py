@@ -35,14 +35,14 @@ class CaptureOptions:
 
     model: str = option(help="a local folder, a hub id, or builtin:demo", value="MODEL", argument=True)
     text: tuple[str, ...] = option(
-        help="a .txt or .jsonl file, plain, .zst, .gz or .xz; FILE.parquet:COLUMN; a pattern of such files; - for "
+        help="a .txt, .md or .jsonl file, plain, .zst, .gz or .xz; FILE.parquet:COLUMN; a pattern of such files; - for "
         "standard input; hf:DATASET:COLUMN; builtin:passages, builtin:python-docs; may be repeated",
         value="SOURCE",
     )
     out: Path = option(help="the run's folder; it must not hold a run already")
     tokens: int | None = option(None, help="stop after this many tokens of text", unit="tokens", least=1)
     seq_len: int | None = option(
-        None, help="longest sequence; default: the model's context, at most 2048", unit="tokens", least=1
+        None, help="longest sequence; default: the model's context, at most 2048", unit="tokens", least=2
     )
     batch_tokens: int | None = option(
         None,
@@ -51,7 +51,10 @@ class CaptureOptions:
         least=1,
     )
     device: Device = option("auto", help="where to run")
-    kernel: KernelName = option("auto", help="which FFN kernel; auto picks one and records why")
+    kernel: KernelName = option(
+        "auto",
+        help="which FFN kernel; auto picks one; where a named one cannot run, another does; the reason is recorded",
+    )
     timings: int = option(1, help="time dense layers in one of so many batches; 0: no timings", unit="batches", least=0)
     timings_share: float = option(
         0.01,

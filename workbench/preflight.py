@@ -19,6 +19,7 @@ from twell.workbench.bench.options import BenchOptions, refuse_options
 from twell.workbench.option_fields import check_bounds
 from twell.workbench.options import CaptureOptions, TrainOptions, VerifyOptions
 from twell.workbench.run import manifest as manifests
+from twell.workbench.run.checks.unfinished import refuse_unfinished
 from twell.workbench.run.store import open_run, refuse_existing
 from twell.workbench.text.sources import open_sources
 from twell.workbench.training.recipes import recipe_of
@@ -35,6 +36,7 @@ def refuse(options: Any) -> None:
 
 def _capture(options: CaptureOptions) -> None:
     if not options.resume and os.environ.get("RANK", "0") == "0":  # other ranks may find the first one's run
+        refuse_unfinished(options.out)
         refuse_existing(options.out)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from twell.analysis.ablations.by_condition import effects
+from twell.analysis.ablations.by_condition import ablate_command, effects
 from twell.analysis.activity.layers import by_layer
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
@@ -74,7 +74,7 @@ def allocation(run: Run, budget: float | None = None) -> pd.DataFrame:
 
 
 def _todo(run: Run) -> str:
-    return f"measure them with `twell ablate {run.path} --budget 0.02`"
+    return f"measure them with `{ablate_command(run)} --budget 0.02`"
 
 
 def _best(run: Run, single: pd.DataFrame, budget: float) -> list[float]:

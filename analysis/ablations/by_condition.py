@@ -8,6 +8,7 @@ interval is over documents; where a source has under 40, long ones count in piec
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -53,9 +54,14 @@ def effects(run: Run, study: int | None = None) -> pd.DataFrame:
     return table.astype({"kind": "string"}).astype({"kind": "object", "silenced": "Int64"})
 
 
+def ablate_command(run: Run) -> str:
+    """Return the command that takes things away from a run's model, quoted to be pasted."""
+    return f"twell ablate {shlex.quote(str(run.path))}"
+
+
 def _rows(run: Run) -> pd.DataFrame:
     if not run.has("effects"):
-        raise Missing(f"{run.name} has no ablations: measure them with `twell ablate {run.path}`.")
+        raise Missing(f"{run.name} has no ablations: measure them with `{ablate_command(run)}`.")
     return run.frame("effects")
 
 
@@ -139,7 +145,7 @@ def lines_of(run: Run, studies: Sequence[int]) -> list[str]:
     table = pd.concat([effects(run, study) for study in dict.fromkeys(studies)], ignore_index=True)
     others = len(set(effects(run)["condition"]) - set(table["condition"]))
     earlier = f"{others:,} condition{'s' if others > 1 else ''} measured earlier"
-    shown = f"  {earlier}: on page What matters, `twell app {run.path.parent}`"
+    shown = f"  {earlier}: on page What matters, `twell app {shlex.quote(str(run.path.parent))}`"
     return [*lines(table), *([shown] if others else [])]
 
 

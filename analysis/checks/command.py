@@ -21,21 +21,29 @@ WHOLE = "whole"
 
 
 def check(options: CheckOptions) -> list[str]:
-    """Check runs, print what they hold and each fault; return the faults. Raises UserError if there are any."""
+    """Check runs, print what they hold and each fault; return the faults. Raises UserError if there are any.
+
+    A run that cannot be opened is an error of its own if it is the only fault.
+    """
     faults: list[str] = []
+    unopened: list[UserError] = []
     for path in options.runs:
         try:
             run = open_run(path)
         except UserError as error:
-            print(error)
-            faults.append(str(error))
+            unopened.append(error)
             continue
         faults += _check_run(run)
-    if faults:
-        number = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
+    if len(unopened) == 1 and not faults:
+        raise unopened[0]
+    for refusal in unopened:
+        print(refusal)
+    if unopened or faults:
+        total = len(unopened) + len(faults)
+        number = "a fault" if total == 1 else f"{total} faults"
+        others = ", or use the other parts, as most commands do with --without-damaged" if faults else ""
         raise UserError(
-            f"Expected whole runs, got {number}: copy what is damaged again from where it was recorded, or use "
-            "the other parts with --without-damaged."
+            f"Expected whole runs, got {number}: copy what is damaged again from where it was recorded{others}."
         )
     return faults
 

@@ -13,7 +13,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from twell.analysis.ablations.by_condition import effects
+from twell.analysis.ablations.by_condition import ablate_command, effects
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.statistics import mid_ranks
 from twell.workbench.errors import Missing, UserError
@@ -33,9 +33,7 @@ def neuron_effects(run: Run, layer: int | None = None) -> pd.DataFrame:
     layer: this one alone. Raises Missing for a run without estimates.
     """
     if not run.has("neuron_effects"):
-        raise Missing(
-            f"{run.name} has no effects of neurons: estimate them with `twell ablate {run.path} --neurons 64`."
-        )
+        raise Missing(f"{run.name} has no effects of neurons: estimate them with `{ablate_command(run)} --neurons 64`.")
     table = run.frame("neuron_effects")
     table["estimate"] = table.pop("estimate_sum") / table["tokens"]
     table = table.merge(_exact(run), on=["layer", "neuron"], how="left")

@@ -35,8 +35,8 @@ def reuse(run: Run, lags: Sequence[int] = LAGS) -> pd.DataFrame:
     """Return how much of a token's firings an earlier token has in common; a row a layer and lag. Columns:
 
     layer; lag (tokens back; 0: a token of another sequence, for comparison); pairs (of tokens); shared, low, high
-    (share of the later one's firings that the earlier one fired too, over all pairs, 95 % by documents). Missing where
-    no layer's firings were sampled.
+    (share of the later one's firings that the earlier one fired too, over all pairs, 95 % by documents). Flagged tokens
+    count too, so the earlier one may be the first of its sequence. Missing where no layer's firings were sampled.
     """
     pieces = []
     for layer in _layers(run):
@@ -56,7 +56,7 @@ def reuse_cache(run: Run, windows: Sequence[int] = WINDOWS) -> pd.DataFrame:
     """Return what a cache of the neurons of the last tokens would serve; a row a layer and window. Columns:
 
     layer; window (tokens); neurons (different ones that they fired, mean); tokens (that have so many before them);
-    served, low, high (share of a token's firings that are among these, 95 % by documents).
+    served, low, high (share of a token's firings that are among these, 95 % by documents). Flagged tokens count too.
     """
     pieces = []
     for layer in _layers(run):
@@ -162,5 +162,6 @@ def _table(run: Run, rows: list[dict[str, float]]) -> pd.DataFrame:
     if not rows:
         raise Missing(f"The sample of firings of {run.name} holds no two tokens of one sequence: keep a greater share.")
     frame = pd.DataFrame(rows)
-    frame.attrs = {"definition": run.manifest.nnz_definition, "note": "within the sample of firings; 95 % by documents"}
+    note = "within the sample of firings, of flagged tokens too; 95 % by documents"
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": note}
     return frame

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import shlex
 import tempfile
 import zipfile
 from pathlib import Path
@@ -147,8 +148,11 @@ def draw_commands(run: Run) -> None:
     widgets.heading("From a shell or a notebook")
     path = str(run.path.absolute())
     formats = {} if run.manifest.only_trains else {"notebook": "ipynb", "html": "html"}
-    options = ["--out tables", *(f"--format {kind} --out {run.name}.{ending}" for kind, ending in formats.items())]
-    st.code("\n".join(f"twell export {path!r} {option}" for option in options), "bash")
+    options = [
+        "--out tables",
+        *(f"--format {kind} --out {shlex.quote(f'{run.name}.{ending}')}" for kind, ending in formats.items()),
+    ]
+    st.code("\n".join(f"twell export {shlex.quote(path)} {option}" for option in options), "bash")
     imports, lines = "from twell import analysis\n", ["analysis.by_token(run)"]
     if run.manifest.only_trains:
         imports, lines = "", ['run.frame("training")']

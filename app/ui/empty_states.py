@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import shlex
 
 import streamlit as st
 
@@ -18,7 +19,7 @@ INTERVAL = 1.0  # seconds between two looks for a run that is not there yet
 
 def no_runs(catalog: RunCatalog) -> None:
     """Draw the page of a folder without runs: how to record one."""
-    folder = html.escape(str(catalog.folder))
+    folder = html.escape(shlex.quote(str(catalog.folder)))
     st.html(
         f"""<div class="tw-empty"><h1 class="tw-title">No runs yet</h1>
         <p>A run is what <code>twell capture</code> records: which neurons each token of a text fires, layer by layer.
@@ -66,7 +67,7 @@ def lacks_activity(run: Run, page: str) -> bool:
 
 def only_trained(run: Run) -> None:
     """Draw the page of a training where a capture's would stand: where to look, and how to capture the model."""
-    model, name = html.escape(str(run.path)), html.escape(run.name)
+    model, name = (html.escape(shlex.quote(word)) for word in (str(run.path), run.name))
     st.html(
         """<div class="tw-empty"><h1 class="tw-title">This run is a training</h1>
         <p>It recorded how the model gets sparse, step by step, and no activity of single tokens.</p></div>"""

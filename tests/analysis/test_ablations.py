@@ -96,6 +96,9 @@ def test_long_documents_count_in_pieces_where_there_are_few(documents: int, clus
 def test_a_run_without_ablations_says_so(small: Run) -> None:
     with pytest.raises(Missing, match="twell ablate"):
         effects(small)
+    spaced = small.path.rename(small.path.with_name("a run"))
+    with pytest.raises(Missing, match=r"`twell ablate '.*/a run'`"):
+        effects(open_run(spaced))
 
 
 @pytest.mark.parametrize("documents", [20, 60])

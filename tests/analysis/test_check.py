@@ -94,6 +94,13 @@ def test_a_summary_that_its_parts_do_not_add_up_to(small: Run, capsys: pytest.Ca
 
 
 def test_a_run_that_cannot_be_opened_is_one_sentence(small: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone it is the error; beside others each is printed, and no parts are left that could be used."""
     (small.path / "run.json").write_text("{")
-    (sentence,) = sentences(capsys, small)
-    assert sentence.startswith("Expected a readable manifest")
+    missing = small.path / "nowhere"
+    for path, sentence in ((small.path, "Expected a readable manifest"), (missing, "Expected a run in")):
+        with pytest.raises(UserError, match=f"^{sentence}"):
+            check(CheckOptions(runs=(path,)))
+        assert capsys.readouterr().out == ""
+    with pytest.raises(UserError, match=r"got 2 faults: copy what is damaged again from where it was recorded\.$"):
+        check(CheckOptions(runs=(small.path, missing)))
+    assert len(capsys.readouterr().out.splitlines()) == 2

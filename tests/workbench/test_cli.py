@@ -88,6 +88,11 @@ def test_help_of_a_command_names_every_option_with_its_unit(name: str) -> None:
             assert f"[{item.metadata['unit']}]" in printed
 
 
+def test_help_tells_that_a_named_kernel_gives_way_where_it_cannot_run() -> None:
+    printed = " ".join(CliRunner().invoke(cli.cli, ["capture", "--help"]).stdout.split())
+    assert "where a named one cannot run, another does" in printed
+
+
 def test_options_reach_the_function_as_the_dataclass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a.txt", "b.txt"):  # a text that is not there is refused before

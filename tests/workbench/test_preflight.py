@@ -31,6 +31,7 @@ def test_wrong_options_are_refused_without_torch(tiny: Path, tmp_path: Path, tex
     train = ["train", "--text", texts[0], *new, "--config"]
     cases = (
         (["capture", "m", "--text", texts[0], *new, "--tokens", "0"], "--tokens of at least 1, got 0"),
+        (["capture", "m", "--text", texts[0], *new, "--seq-len", "1"], "--seq-len of at least 2, got 1"),
         (["capture", "m", "--text", "gone.txt", *new], "Expected a text file at gone.txt, got nothing there"),
         (["capture", "m", "--text", texts[0], "--out", run], "already holds a run"),
         (["bench", "--rows", "0"], "numbers of at least 1 for --rows, got 0"),

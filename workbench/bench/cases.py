@@ -206,10 +206,14 @@ def read_patterns(path: Path) -> dict[int, Pattern]:
     """
     expected = f"Expected an npz of nnz_L and idx_L for each layer L at {path}"
     try:
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("it is no npz, or cut short")
         with np.load(path) as file:
             arrays = {name: torch.from_numpy(file[name].astype(np.int64)) for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         fault = getattr(error, "strerror", None) or first_line(error)
+        if isinstance(error, ValueError):  # numpy advises to load what may run code
+            fault = "it has other things than numbers"
         raise UserError(f"{expected}, got a file that cannot be read ({fault}): give the recorded patterns.") from None
     layers = sorted(int(name[4:]) for name in arrays if re.fullmatch(r"nnz_\d+", name))
     if not layers:

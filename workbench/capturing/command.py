@@ -34,6 +34,7 @@ from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.models.remembered import remember
 from twell.workbench.option_fields import check_bounds
 from twell.workbench.options import CaptureOptions
+from twell.workbench.run.checks.unfinished import refuse_unfinished
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.run.uncounted import counts_no_token, no_counted_token, nonfinite_note
@@ -58,6 +59,7 @@ def capture(options: CaptureOptions, given: list[TextSource] | None = None, quie
             ranks.post_begun(COMPLETE)
             return resume_point.run
         if resume_point is None and ranks.rank == 0:
+            refuse_unfinished(options.out)
             refuse_existing(options.out)
         sources = open_sources(options.text) if given is None else given
         ranks.refuse_stdin(sources)

@@ -6,7 +6,9 @@ take effect at the end of a batch, so that what was counted is kept; a second on
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 import shutil
 import signal
 import threading
@@ -68,15 +70,24 @@ def _text_tokens(tokenizer: PreTrainedTokenizerFast, sources: list[TextSource], 
 
 
 def refuse_if_full(loaded: LoadedModel, options: CaptureOptions, tokens: int | None) -> None:
-    """Raise UserError if the disk of --out has less room than the run will take. tokens: None if not known."""
+    """Raise UserError if --out cannot be written to, or its disk has less room than the run will take.
+
+    tokens: of the run, None if not known
+    """
     folder = options.out.absolute()
     while not folder.exists():
         folder = folder.parent
-    needed, free = expected_bytes(loaded, options, tokens or 0), shutil.disk_usage(folder).free
-    if needed > free:
+    disk = shutil.disk_usage(folder)
+    if not (disk.total and os.access(folder, os.W_OK)):  # no disk at all, as /proc, or one that this user only reads
+        raise UserError(f"Expected --out in a folder that can be written to, got {options.out}: choose another --out.")
+    needed = math.ceil(expected_bytes(loaded, options, tokens or 0))
+    if needed > disk.free:
+        wanted, there = (f"{size / 1e6:,.1f} MB" for size in (needed, disk.free))
+        if wanted == there:
+            wanted, there = (f"{size:,} bytes" for size in (needed, disk.free))
         raise UserError(
-            f"Expected {needed / 1e6:,.1f} MB of room for the run in {options.out}, got {free / 1e6:,.1f} MB: free "
-            "some space, choose another --out, or record fewer --tokens."
+            f"Expected {wanted} of room for the run in {options.out}, got {there}: free some space, choose another "
+            "--out, or record fewer --tokens."
         )
 
 
@@ -127,6 +138,17 @@ def outcome(run: Run, nnz_mean: float | None, counted: int) -> str:
         f"{run.path}{state}: {manifest.tokens:,} tokens in {manifest.seconds:.1f} s ({rate:,.0f} tokens/s), "
         f"{counts}{sparsity}{loss}."
     )
+
+
+def next_commands(run: Run) -> str:
+    """Return a line for each command that goes on from a run, quoted to be pasted, with what it is for."""
+    above, path, page = (shlex.quote(str(word)) for word in (run.path.parent, run.path, f"{run.name}.html"))
+    commands = (
+        (f"twell app {above}", "look at it in the dashboard"),
+        (f"twell verify {path}", "compare outputs and counts with the dense model"),
+        (f"twell export {path} --out {page}", "take it along: a page, tables, a notebook"),
+    )
+    return "\n".join(f"  {command:<48} {purpose}" for command, purpose in commands)
 
 
 class Bar:

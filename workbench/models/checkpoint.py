@@ -133,7 +133,7 @@ def understood(folder: Path, name: str, threshold: float | None = None) -> Check
                 raise _refusal(fields, name, field, ", a field that this family does not have")
         activation = getattr(config, family.act)
         if activation not in ACTIVATIONS:
-            why = ", which has no zeros to count; count what is above a threshold by `twell capture --threshold 0.01`"
+            why = ", which has no zeros to count; `twell capture` and `twell text` count above --threshold 0.01"
             raise _refusal(fields | {family.act: activation}, name, family.act, why)
         for field in ("hidden_size", family.d_ff):
             size = getattr(config, field)

@@ -102,7 +102,7 @@ TOKEN_ID = Column("token_id", "int32", "", "the token's id in the model's vocabu
 NEURON_SUMS = (
     LAYER,
     NEURON,
-    Column("fires", "int64", "tokens", "tokens on which the neuron fired"),
+    Column("fires", "int64", "tokens", "unflagged tokens on which the neuron fired"),
     Column("value_sum", "int64", "2^-20", "sum of its values, in fixed point"),
     Column("value_max", "float32", "", "its largest value", merge="max"),
     Column("token_min", "int32", "", "least token id that fired it", merge="min"),

@@ -2,9 +2,9 @@
 
 | name | documents |
 |---|---|
-| `book.txt` | one document |
+| `book.txt`, `notes.md` | one document, as it stands |
 | `chats.jsonl` | a document a line: its field `text` |
-| `shards/*.jsonl.zst` | those of each file that matches, by name; these two kinds may be packed: `.zst`, `.gz`, `.xz` |
+| `shards/*.jsonl.zst` | those of each file that matches, by name; these kinds may be packed: `.zst`, `.gz`, `.xz` |
 | `web.parquet:body` | a document a row: its column `body`, or `text` if none is named |
 | `-` | standard input, one document |
 | `hf:org/name:body` | a dataset through the `datasets` library, streamed; `hf:org/name,CONFIG@SPLIT:body` in full |
@@ -202,6 +202,7 @@ def _docstrings(path: Path) -> str:
 PARQUET, HF = ".parquet", "hf:"
 KINDS: dict[str, Callable[[TextSource], DocumentTexts]] = {
     ".txt": _text_file,
+    ".md": _text_file,
     ".jsonl": _json_lines,
     PARQUET: _rows(tables.parquet_texts),
     STDIN: _stdin,
@@ -226,8 +227,9 @@ def _kind(name: str) -> str:
         kind = "" if kind == PARQUET and is_packed(path) else kind
     if kind not in KINDS:
         raise UserError(
-            f"Expected a text file that ends in .txt or .jsonl (or in {', '.join(UNPACKED)} after that) or .parquet, "
-            f"{builtins()}, hf:DATASET, or - for standard input, got {name}: check the name, or convert the file."
+            f"Expected a text file that ends in .txt, .md or .jsonl (or in {', '.join(UNPACKED)} after that) or "
+            f".parquet, {builtins()}, hf:DATASET, or - for standard input, got {name}: check the name, or convert the "
+            "file."
         )
     return kind
 

@@ -124,8 +124,8 @@ def train_bpe(pieces: list[TextPiece], vocab: int, megabytes: float) -> Tokenize
     tokenizer.train_from_iterator((text for _, text in pieces[::step]), trainer)
     if tokenizer.get_vocab_size() < vocab:
         raise UserError(
-            f"The training text must support a vocabulary of {vocab}, but yields {tokenizer.get_vocab_size()} tokens; "
-            "give more text or a smaller vocab."
+            f"Expected training text for a vocabulary of {vocab:,} tokens, got enough for "
+            f"{tokenizer.get_vocab_size():,}: give more text, or a recipe of a smaller vocab as --config."
         )
     mark = tokenizer.token_to_id(END_OF_TEXT)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -165,8 +165,8 @@ class TrainingBatches:
         self._epoch, self._starts = -1, np.empty(0, np.int64)
         if self.steps < 1:
             raise UserError(
-                f"A step reads {rows} rows of {seq_len} tokens, but the training text has {len(ids)} tokens; "
-                "give more text, or fewer rows."
+                f"Expected training text for a step of {rows:,} rows of {seq_len:,} tokens, got {len(ids):,} tokens: "
+                "give more text, or fewer --rows."
             )
 
     def batch(self, step: int) -> torch.Tensor:

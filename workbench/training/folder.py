@@ -25,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from twell.workbench.errors import UserError, first_line, usable
 from twell.workbench.run import locks
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import Manifest
 from twell.workbench.run.rank_share import RankShare
 from twell.workbench.training import checkpoint
@@ -57,6 +58,7 @@ class TrainingFolder:
         self._lock: Callable[[], object] | None = None
         path = self.out / "training.json"
         usable(self.out)
+        self._existed, self._began = self.out.exists(), (self.out / manifests.FILE).exists()
         if path.exists():
             self.record: dict[str, Any] = _read_json(path)
         elif self.out.exists() and (not self.out.is_dir() or {p.name for p in self.out.iterdir()} - {TEMPORARY}):
@@ -134,10 +136,18 @@ class TrainingFolder:
             self._log.note(**fields)
 
     def interrupt(self) -> None:
-        """Mark the run as interrupted, with the rows that were written; never raises."""
-        if self._log is not None:
-            with contextlib.suppress(Exception):
+        """Mark the run as interrupted, with the rows that were written; never raises.
+
+        A run that never had a step to go on with is removed, so that it refuses no corrected command.
+        """
+        with contextlib.suppress(Exception):
+            if self._log is not None:
                 self._log.interrupt()
+        with contextlib.suppress(OSError):
+            if self._lock is not None and not self._has_steps():
+                self._lock()  # the log may have unlocked the folder, and another training may have it by now
+                if locks.claim(self.out, self) is not None:
+                    self._remove()
 
     def save(self, state: TrainingState) -> None:
         """Write the log so far, then the checkpoint; ranks that do not write give their shares of it."""
@@ -190,6 +200,22 @@ class TrainingFolder:
             f"{self.out}: {size:,} bytes, held-out loss {heldout['loss']:.4f} nats "
             f"(unigram {self.record['unigram_loss']:.4f}{origin}), nnz {' '.join(f'{n:.1f}' for n in heldout['nnz'])}."
         )
+
+    def _has_steps(self) -> bool:
+        """Return whether there is anything of a training in the folder, of this process or of an earlier one."""
+        logged = self._log is not None and bool(self._log.rows)
+        return self.complete or self._began or logged or (self.work / checkpoint.FILE).exists()
+
+    def _remove(self) -> None:
+        """Remove what a start wrote, and the folder too if this process made it."""
+        if not self._existed:
+            shutil.rmtree(self.out)
+            return
+        for path in self.out.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def _write_json(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)

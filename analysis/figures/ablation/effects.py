@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.analysis.ablations.allocation import allocation
-from twell.analysis.ablations.by_condition import effects
+from twell.analysis.ablations.by_condition import ablate_command, effects
 from twell.analysis.figures.labels import percent
 from twell.analysis.figures.style import AMBER, BLUE, GREY, WORDS, dots, finish, finish_layers, whiskers
 from twell.analysis.neurons.effects import neuron_effects
@@ -30,7 +30,7 @@ def curve_rows(run: Run) -> pd.DataFrame:
     table = effects(run)
     rows = table[table["kind"].isin(list(CURVES)) & (table["layer"] < 0)]
     if rows.empty:
-        raise Missing(f"{run.name} has no shares that were taken away: measure some with `twell ablate {run.path}`.")
+        raise Missing(f"{run.name} has no shares that were taken away: measure some with `{ablate_command(run)}`.")
     return rows.reset_index(drop=True)
 
 
@@ -39,7 +39,7 @@ def layer_rows(run: Run) -> pd.DataFrame:
     table = effects(run)
     rows = table[table["kind"] == "ffn"].sort_values("layer")
     if rows.empty:
-        raise Missing(f"{run.name} has no layer that was taken away: measure it with `twell ablate {run.path}`.")
+        raise Missing(f"{run.name} has no layer that was taken away: measure it with `{ablate_command(run)}`.")
     return rows.reset_index(drop=True)
 
 

@@ -37,6 +37,7 @@ def test_shared_with_an_earlier_token(run: Run, sets: dict[tuple[int, int], set[
         assert (row.low, row.high) == pytest.approx(ends, rel=1e-9)
         assert row.shared == pytest.approx(sum(len(a & b) for a, b in pairs) / sum(len(b) for _, b in pairs))
     assert {0, 4, 12} == set(table["lag"])
+    assert "of flagged tokens too" in table.attrs["note"]
     other = table[table["lag"] == 0]
     assert ((other["shared"] > 0) & (other["shared"] < 1)).all()
 

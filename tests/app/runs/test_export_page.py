@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+import shlex
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -47,9 +48,10 @@ def test_export_shows_any_table_and_says_what_is_missing(show: Show, runs: Path,
 
 @pytest.mark.parametrize("rows", [2, 0])
 def test_a_training_gives_what_it_has_recorded(show: Show, tmp_path: Path, rows: int) -> None:
-    run = make_training(tmp_path / "trained", rows=rows, status="recording")
-    test = show(tmp_path, "export", run="trained")
+    run = make_training(tmp_path / "a training", rows=rows, status="recording")
+    test = show(tmp_path, "export", run="a training")
     assert not test.exception
+    assert ["twell", "export", str(run.path)] in [shlex.split(element.value)[:3] for element in test.code]
     assert "The whole run" not in "".join(str(element.proto.body) for element in test.get("html"))
     assert not re.search("notebook|html|analysis", "".join(element.value for element in test.code))
     if rows:

@@ -191,5 +191,5 @@ def test_refusals_name_no_option_that_the_command_lacks(
     config = json.loads((tiny / "config.json").read_text())
     (tmp_path / "silu").mkdir()
     (tmp_path / "silu" / "config.json").write_text(json.dumps(config | {"hidden_act": "silu"}))
-    with pytest.raises(UserError, match=r"has no zeros to count; .* by `twell capture --threshold 0.01`"):
+    with pytest.raises(UserError, match=r"has no zeros to count; `twell capture` and .* above --threshold 0.01"):
         load(str(tmp_path / "silu"), None, "cpu")

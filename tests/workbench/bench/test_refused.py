@@ -51,7 +51,12 @@ def test_the_inputs_of_a_shape_are_those_that_are_made() -> None:
         ({"out": "FOLDER/figures.csv"}, "a file that ends in .parquet, got"),
         ({"out": "FOLDER/other.parquet"}, "a bench table at .*, got another file"),
         ({"patterns": "FOLDER/none_d64_f128.npz"}, r"npz of nnz_L and idx_L .*No such file"),
-        ({"patterns": "FOLDER/other.parquet"}, "a file that cannot be read"),
+        ({"patterns": "FOLDER/other.parquet"}, r"an npz of .*, got a file that cannot be read \(it is no npz, or cut"),
+        (
+            {"patterns": "FOLDER/words.txt"},
+            r"cannot be read \(it is no npz, or cut short\): give the recorded patterns",
+        ),
+        ({"patterns": "FOLDER/objects.npz"}, r"\(it has other things than numbers\): give the recorded patterns"),
         ({"patterns": "FOLDER/made.npz"}, "--shape D_MODEL,D_FF beside --patterns"),
         ({"patterns": "FOLDER/made_d64_f32.npz"}, "neurons below 32 in .*, got"),
         ({"patterns": "FOLDER/made.npz", "shape": "64,128", "layers": "1"}, "--layers of 3 in .*, got 1"),
@@ -69,6 +74,8 @@ def test_bad_input_is_one_sentence(
         save_patterns(tmp_path / name)
     np.savez(tmp_path / "cut_d64_f128.npz", nnz_0=np.array([3, 4]), idx_0=np.array([1, 2, 3]))
     np.savez(tmp_path / "bare_d64_f128.npz", something=np.array([3, 4]))
+    np.savez(tmp_path / "objects.npz", nnz_0=np.array([None, {}]))
+    (tmp_path / "words.txt").write_text("Ten metres.")
     known = {"TINY": str(tiny), "TEXT": texts[0]}
 
     def real(value: Any) -> Any:

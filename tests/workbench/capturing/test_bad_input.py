@@ -7,6 +7,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import sys
@@ -80,11 +82,14 @@ def test_options(refused: Twell) -> None:
 
 
 def test_a_disk_without_room(refused: Twell, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = SimpleNamespace(free=120)
+    full = SimpleNamespace(total=10**9, free=120)
     monkeypatch.setattr("twell.workbench.capturing.progress.shutil.disk_usage", lambda _: full)
-    assert "got 0.0 MB" in refused()
+    sizes = re.search(r"Expected ([\d,]+) bytes of room for .*, got 120 bytes: free", refused())
+    assert sizes and int(sizes[1].replace(",", "")) > 120  # not both 0.0 MB
     full.free = 10**6
     assert "got 1.0 MB" in refused("--examples", "100")
+    full.total = full.free = 0  # as of /proc
+    assert "Expected --out in a folder that can be written to, got " in refused()
 
 
 def test_a_folder_that_holds_a_run(
@@ -133,6 +138,36 @@ def test_a_signal_keeps_what_was_counted(
     assert run.arrow("activity").equals(whole.arrow("activity").slice(0, run.manifest.tokens))
     assert run.frame("sequences")["tokens"].sum() == run.manifest.tokens
     assert run.damaged() == []
+
+
+def test_who_stops_a_capture_is_told_how_it_goes_on(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """At once, and by the same command given again; what is printed at the end can be pasted."""
+    step, out = Recorder.step, tmp_path / "a run"
+    given = ["twell", "capture", str(tiny), "--text", texts[0], "--out", str(out), "--seq-len", "24", "--timings", "0"]
+
+    def stopping(self: Recorder, batch: Any) -> None:
+        step(self, batch)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def ended(*more: str) -> tuple[object, str]:
+        monkeypatch.setattr(sys, "argv", [*given, "--batch-tokens", "24", *more])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return stopped.value.code, capsys.readouterr().err
+
+    monkeypatch.setattr(Recorder, "step", stopping)
+    code, error = ended()
+    assert code == 130 and error.endswith("give the same command with --resume to go on with it.\ntwell: Stopped.\n")
+    monkeypatch.setattr(Recorder, "step", step)
+    code, error = ended()
+    assert code == 2 and "already holds a run that was interrupted: give the same command with --resume" in error
+    monkeypatch.setattr(sys, "argv", [*given, "--batch-tokens", "24", "--resume"])
+    main()
+    commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  twell ")]
+    assert [shlex.split(line)[2] for line in commands] == [str(tmp_path), str(out), str(out)]
+    assert shlex.split(commands[2])[4] == "a run.html"
 
 
 def test_text_that_breaks_off_keeps_what_was_counted(

@@ -172,7 +172,7 @@ def test_other_options_are_named(begun: CaptureOptions, tmp_path: Path) -> None:
     refused(replace(begun, seq_len=20), "--seq-len", "20 now", "24 then")
     refused(replace(begun, loss=False), "--loss")
     refused(replace(begun, text=begun.text[:2]), "--text")
-    refused(replace(begun, resume=False), "already holds a run")
+    refused(replace(begun, resume=False), "already holds a run that has no end yet", "with --resume to go on with it")
     refused(replace(begun, model=str(save_model(tmp_path / "tiny-llama", initializer_range=0.3))), "model (weights)")
     Path(begun.text[1]).write_text("def count(columns): pass", encoding="utf-8")
     refused(begun, "document 0", begun.text[1])

@@ -60,7 +60,7 @@ def test_a_model_that_is_not_understood(fields: dict[str, Any], sentence: str, c
 
 def test_a_silu_model_is_told_what_comes(copied: Path, refused: Twell) -> None:
     change_config(copied, hidden_act="silu")
-    assert "by `twell capture --threshold 0.01`" in refused(model=copied)
+    assert "; `twell capture` and `twell text` count above --threshold 0.01." in refused(model=copied)
     path = copied / "config.json"
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "hidden_act"}))
     assert 'hidden_act: "silu"' in refused(model=copied)  # what all three families take it to be

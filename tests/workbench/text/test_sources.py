@@ -51,7 +51,9 @@ def read(name: str) -> list[str]:
     return ["".join(chunks) for chunks in TextSource(name).read()]
 
 
-@pytest.mark.parametrize("name", ["prose.txt", "prose.txt.zst", "prose.txt.gz", "prose.txt.xz"])
+@pytest.mark.parametrize(
+    "name", ["prose.txt", "prose.txt.zst", "prose.txt.gz", "prose.txt.xz", "prose.md", "prose.md.gz"]
+)
 @pytest.mark.usefixtures("small_blocks")
 def test_a_text_file_is_one_document(tmp_path: Path, name: str) -> None:
     assert read(write(tmp_path / name, PROSE)) == [PROSE]
@@ -121,8 +123,8 @@ def test_docstrings_come_in_the_order_of_the_module(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "a"}\n{"text": "b"', "line 2 of {path}, got invalid JSON"),
         ("a.jsonl", b"[" * 100_000, "line 1 of {path}, got invalid JSON"),
         ("a.jsonl", b'{"text": "ab\\ud83d"}', "got half a surrogate pair at character 2 of line 1 of "),
-        ("a.csv", b"text", "ends in .txt or .jsonl (or in .zst, .gz, .xz after that) or .parquet, builtin:passages"),
-        ("a.zst", b"text", "ends in .txt or .jsonl"),
+        ("a.csv", b"text", "ends in .txt, .md or .jsonl (or in .zst, .gz, .xz after that) or .parquet, builtin:"),
+        ("a.zst", b"text", "ends in .txt, .md or .jsonl"),
         ("builtin:pasages", None, "got builtin:pasages: check the name"),
         ("gone.txt", None, "Expected a text file at {path}, got nothing there"),
         ("a.txt/", None, "Expected a text file at {path}, got a folder"),

@@ -219,7 +219,13 @@ def test_text_that_is_not_there_leaves_no_folder(home: Path) -> None:
 
 def test_too_little_text_is_refused(home: Path, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("A few words.\n" * 3)
-    with pytest.raises(UserError, match="more text or a smaller vocab"):
-        train(options(home, "short", text=(str(tmp_path / "short.txt"),), prepared=None))
+    short = options(home, "short", text=(str(tmp_path / "short.txt"),), prepared=None)
+    with pytest.raises(UserError, match=r"Expected training text for a vocabulary of [\d,]+ tokens, got enough for"):
+        train(short)
+    assert not short.out.exists()  # a corrected command finds nothing in its way
+    short.out.mkdir()
+    with pytest.raises(UserError, match=r"Expected training text for a step of 100,000 rows of .*fewer --rows"):
+        train(options(home, "short", rows=100_000))
+    assert not any(short.out.iterdir())
     with pytest.raises(UserError, match=r"short\.txt must fill a row"):
         train(options(home, "short-valid", valid=(str(tmp_path / "short.txt"),)))
