@@ -63,8 +63,8 @@ def _train(options: TrainOptions, ranks: TrainingRanks) -> None:
         if corpus is not None:
             with tf32(device):
                 _run(folder, recipe, corpus, options, device, ranks, start, teacher)
-    except BaseException:
-        folder.interrupt()
+    except BaseException as error:
+        folder.interrupt(refused=isinstance(error, UserError))
         raise
 
 

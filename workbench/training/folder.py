@@ -25,7 +25,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from twell.workbench.errors import UserError, first_line, usable
 from twell.workbench.run import locks
-from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import Manifest
 from twell.workbench.run.rank_share import RankShare
 from twell.workbench.training import checkpoint
@@ -58,7 +57,7 @@ class TrainingFolder:
         self._lock: Callable[[], object] | None = None
         path = self.out / "training.json"
         usable(self.out)
-        self._existed, self._began = self.out.exists(), (self.out / manifests.FILE).exists()
+        self._existed, self._was_empty = self.out.exists(), not path.exists()
         if path.exists():
             self.record: dict[str, Any] = _read_json(path)
         elif self.out.exists() and (not self.out.is_dir() or {p.name for p in self.out.iterdir()} - {TEMPORARY}):
@@ -135,16 +134,17 @@ class TrainingFolder:
         if self._log is not None:
             self._log.note(**fields)
 
-    def interrupt(self) -> None:
+    def interrupt(self, refused: bool) -> None:
         """Mark the run as interrupted, with the rows that were written; never raises.
 
-        A run that never had a step to go on with is removed, so that it refuses no corrected command.
+        refused: for what the user gave. What such a start has written is removed if it came to no step, so that it
+        refuses no corrected command.
         """
         with contextlib.suppress(Exception):
             if self._log is not None:
                 self._log.interrupt()
         with contextlib.suppress(OSError):
-            if self._lock is not None and not self._has_steps():
+            if refused and self._lock is not None and self._was_empty and not self._has_steps():
                 self._lock()  # the log may have unlocked the folder, and another training may have it by now
                 if locks.claim(self.out, self) is not None:
                     self._remove()
@@ -202,12 +202,11 @@ class TrainingFolder:
         )
 
     def _has_steps(self) -> bool:
-        """Return whether there is anything of a training in the folder, of this process or of an earlier one."""
-        logged = self._log is not None and bool(self._log.rows)
-        return self.complete or self._began or logged or (self.work / checkpoint.FILE).exists()
+        """Return whether a step was logged or kept."""
+        return (self._log is not None and bool(self._log.rows)) or (self.work / checkpoint.FILE).exists()
 
     def _remove(self) -> None:
-        """Remove what a start wrote, and the folder too if this process made it."""
+        """Remove what a start wrote into an empty folder, and the folder too if this process made it."""
         if not self._existed:
             shutil.rmtree(self.out)
             return

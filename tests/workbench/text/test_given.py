@@ -52,7 +52,7 @@ def test_errors_say_the_words_of_python(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     for options, message in (
         ({"tokens": 0}, "Expected tokens= of at least 1, got 0."),
-        ({"seq_len": 0}, "Expected seq_len= of at least 1, got 0."),
+        ({"seq_len": 0}, "Expected seq_len= of at least 2, got 0."),
         ({"out": tmp_path}, f"Expected an empty output folder, {tmp_path} holds other files: choose another folder."),
     ):
         with pytest.raises(UserError) as refused:
