@@ -3,6 +3,8 @@
 // fills stages; and a 64 KB staging tile, from which a product's results are taken during the next main loop.
 #pragma once
 
+#include <type_traits>
+
 #include "common/sm80.cuh"
 #include "common/wgmma.cuh"
 #include "hopper/activation.cuh"
@@ -130,12 +132,13 @@ __device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensor
   }
 }
 
-// D[64 x kN] of this warpgroup over `steps` stages. `hook` runs once, some steps into the loop, if there are any steps.
-// Frees each stage, in `kCluster` CTAs, once its products are done. copied: whether threads' own copies are among those
+// D[64 x kN] of this warpgroup over `steps` stages. `hook` runs in one of the steps, the hook_at-th or the last; or it takes the
+// step, and returns in which it runs again. Frees each stage, in `kCluster` CTAs, once its products are done. copied: whether threads' own copies are among those
 // that fill the stages. kTransposeA: A's tile is MN-major, [2 blocks of 64 rows][64 of k][64]. kArrivals: a warp's at each CTA of a
 // cluster
 template <typename T, int kN, int kTransposeB, int kCluster, int kTransposeA = 0, int kArrivals = 1, typename Hook>
-__device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, bool copied, const Consumer& c, Hook hook) {
+__device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, bool copied, const Consumer& c, Hook hook,
+                                         int hook_at = 8) {
   // K-major: 16 columns of K are 32 bytes. MN-major: [4 blocks of 64 n][8 groups of 8 k][8][64]; 16 of K are 2 KB.
   constexpr uint32_t kLead = kTransposeB ? 8192 : 16, kStepB = kTransposeB ? 2048 >> 4 : 32 >> 4;
   constexpr uint32_t kStepA = kTransposeA ? 2048 >> 4 : 32 >> 4;
@@ -152,7 +155,7 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
       barrier_arrive_remote<kArrivals>(empty + 8 * last);
   };
   steps = uniform(steps);
-  const int hook_step = min(8, steps - 1);  // earlier results have left by then, so waiting for them is short
+  int hook_step = min(hook_at, steps - 1);  // by the 8th, earlier results have left, so waiting for them is short
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, at.next()) {
     if (!barrier_ready(&s.full[at.stage], at.phase)) {  // no stage to multiply yet: free the stage before at once
@@ -168,7 +171,12 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
 #pragma unroll
     for (int k = 0; k < kTileK / 16; ++k) wgmma<T, kN, kTransposeB, kTransposeA>(d, a + k * kStepA, b + k * kStepB, step > 0 || k > 0);
     wgmma_commit();
-    if (step == hook_step) hook();
+    if (step == hook_step) {
+      if constexpr (std::is_invocable_v<Hook>)
+        hook();
+      else
+        hook_step = hook(step);
+    }
     wgmma_wait<1>();
     release();
     last = at.stage, to_release = kCluster;

@@ -92,6 +92,9 @@ __device__ __forceinline__ void pack_gate(const Ffn& f, Shared& s, GateMemory& m
 // Computes the up product of a dense tile and, from it, the tile's hidden state. Meanwhile the copy engine fetches the
 // gate's values into the staging tile, and it writes the hidden state from there. drained: the phase in which the
 // packing warps have left the staging tile; fetched: the phase in which the gate's values have arrived.
+//
+// The gate's values come from memory, and weights for the ring come after them. So the warps fetch their parts one after
+// the other, into the L2 at first, and late enough that the gate's last tile is packed.
 template <typename T>
 __device__ __forceinline__ void consume_dense_tile(float (&d)[128], Ring& ring, const CUtensorMap& spill_map,
                                                    const Ffn& f, Shared& s, GateMemory& m, const DenseTask& task,
@@ -99,15 +102,19 @@ __device__ __forceinline__ void consume_dense_tile(float (&d)[128], Ring& ring, 
   constexpr int kHalf = kPanelBytes / 2;  // this warpgroup's rows of a panel, half for each warp
   const int panel = task.tile * (kTileN / kPanelColumns) + c.warp, m0 = task.block * kTileM;
   unsigned char* half = s.staging + c.warp * kPanelBytes + c.group * kHalf;
-  const auto fetch = [&] {
-    if (c.lane != 0) return;
-    barrier_wait(&s.drained, drained);  // the gate's last tile
-    bulk_wait_read<0>();                // the task before
-    fence_async_proxy_global();
-    barrier_expect(&m.fetched[c.group], kHalf);
-    tma_load_2d(half, &spill_map, &m.fetched[c.group], panel * kPanelColumns, m0 + c.group * 64);
+  const int turn = 2 * c.warp + c.group, prefetch_at = (1 + turn) * steps / 32, fetch_at = (16 + turn) * steps / 32;
+  const auto fetch = [&](int step) {
+    if (c.lane == 0 && step < fetch_at) tma_prefetch_2d(&spill_map, panel * kPanelColumns, m0 + c.group * 64);
+    if (c.lane == 0 && step >= fetch_at) {
+      barrier_wait(&s.drained, drained);  // the gate's last tile
+      bulk_wait_read<0>();                // the task before
+      fence_async_proxy_global();
+      barrier_expect(&m.fetched[c.group], kHalf);
+      tma_load_2d(half, &spill_map, &m.fetched[c.group], panel * kPanelColumns, m0 + c.group * 64);
+    }
+    return step < fetch_at ? fetch_at : -1;
   };
-  multiply<T, kTileN, 0, 2>(d, s, ring, steps, false, c, fetch);
+  multiply<T, kTileN, 0, 2>(d, s, ring, steps, false, c, fetch, prefetch_at);
   barrier_wait(&m.fetched[c.group], fetched);
   const T* biases = static_cast<const T*>(f.b_up);
   const auto bias = [&](int column) {
