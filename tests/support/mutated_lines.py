@@ -290,7 +290,6 @@ MUTANTS = [
         "gate.cuh",
         ("barrier_wait(&s.drained, drained);", None),
         ("bulk_wait_read<0>();", None),
-        ("fetched[c.group], panel * kPanelColumns, m0 + c.group * 64", "fetched[c.group], panel * kPanelColumns, m0"),
         folder=MANY_ROWS,
     ),
 ]
