@@ -11,6 +11,7 @@ Cost: that of `speedup`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,11 @@ def layer_names(speed: dict[str, Any]) -> str:
     layers = speed["layers"]
     if speed["all_layers"]:
         return f"all {len(layers)} layers" if len(layers) > 1 else "the only layer"
+    return f"{numbered(layers)} alone"
+
+
+def numbered(layers: Sequence[int]) -> str:
+    """Return layers, ascending, in words: layer 3; layers 0, 3-5."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][-1] + 1:
@@ -102,7 +108,7 @@ def layer_names(speed: dict[str, Any]) -> str:
         else:
             runs.append([layer])
     names = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"layer{'s' * (len(layers) > 1)} {names} alone"
+    return f"layer{'s' * (len(layers) > 1)} {names}"
 
 
 def conditions(run: Run, op: str = "ffn_sparse") -> str:

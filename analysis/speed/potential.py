@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from twell.analysis.memo import memoized
 from twell.analysis.speed.contribution import BLOCK, layer_gains
-from twell.analysis.speed.speedup import model_speedup, of_one_size, sizes, speedup
-from twell.analysis.statistics import grouped_median
+from twell.analysis.speed.ffn_speedup import numbered
+from twell.analysis.speed.speedup import LEAST_BATCHES, model_speedup, of_one_size, pairs, sizes, speedup
+from twell.analysis.statistics import distinct, grouped_median, mean_error, t_half
 from twell.workbench.errors import Missing
 from twell.workbench.run.manifest import RECORDING
 from twell.workbench.run.store import Run
@@ -27,10 +29,13 @@ def layer_potential(run: Run) -> pd.DataFrame:
     """Return what each layer's FFN has gained and could still gain; a row a layer. Columns:
 
     layer; nnz_mean; dense_ms, sparse_ms, gate_ms (of one batch); saved_ms (dense less sparse); left_ms (sparse less the
-    gate product, at least 0); left_share (of the sparse pass); reason (why so much is left).
+    gate product, at least 0); left_share (of the sparse pass); behind_low, behind_high (ms by which less is left than
+    in the layer with most: 95 % interval over turns, as `ffn_speedup` has them; NaN under three); reason (why so much
+    is left).
 
     `attrs`: dense_ms, sparse_ms (the whole pass, scaled to as many rows), attention_ms (all layers; NaN where not
-    timed, or longer than the pass), comparable, note. Missing where the whole model or the gate product was not timed.
+    timed, or longer than the pass), turns (that every layer had), comparable, note. Missing where the whole model
+    or the gate product was not timed.
     """
     frame, whole = speedup(run), model_speedup(run)
     if frame["gate_us"].isna().any():
@@ -43,9 +48,9 @@ def layer_potential(run: Run) -> pd.DataFrame:
     passes = {name: float(whole[f"{name}_us"]) * scale for name in ("dense", "sparse")}
     table = pd.DataFrame({"layer": frame["layer"], "nnz_mean": frame["nnz_mean"]})
     table = table.assign(**{f"{name}_ms": values for name, values in milliseconds.items()})
-    table = table.assign(
-        saved_ms=dense - sparse, left_ms=left, left_share=left / passes["sparse"], reason=_reasons(run, frame)
-    )
+    table = table.assign(saved_ms=dense - sparse, left_ms=left, left_share=left / passes["sparse"])
+    low, high = _behind(run, int(left.argmax()))
+    table = table.assign(behind_low=low, behind_high=high, reason=_reasons(run, frame))
     attention = of_one_size(run).query("op == 'attention' and layer >= 0")
     medians = grouped_median(attention["microseconds"].to_numpy(), attention["layer"].to_numpy())
     attention_ms = float(np.nansum(medians)) / 1000 if len(attention) else np.nan
@@ -53,10 +58,25 @@ def layer_potential(run: Run) -> pd.DataFrame:
         attention_ms = np.nan
     table.attrs = {f"{name}_ms": value for name, value in passes.items()} | {
         "attention_ms": attention_ms,
+        "turns": int(frame["repeats"].min()),
         "comparable": whole["comparable"],
         "note": whole["note"],
     }
     return table
+
+
+def _behind(run: Run, first: int) -> tuple[NDArray, NDArray]:
+    """Return the ends of behind_low, behind_high of `layer_potential` [layer]; first: index of the layer with most."""
+    layer, _, (_, sparse, gate, _) = pairs(run)
+    turns = int(np.bincount(distinct(layer)[1]).min())
+    left = np.stack([(sparse - gate)[layer == n][:turns] for n in np.unique(layer)]) / 1000  # layer, turn
+    behind = left[first] - left
+    n = (~np.isnan(behind)).sum(axis=1)
+    half = t_half(n - 1) * mean_error(n, np.nansum(behind, axis=1), np.nansum(behind**2, axis=1))
+    half[n < LEAST_BATCHES] = np.nan
+    with np.errstate(invalid="ignore"):
+        middle = np.nansum(behind, axis=1) / n
+    return middle - half, middle + half
 
 
 def _reasons(run: Run, frame: pd.DataFrame) -> list[str]:
@@ -82,11 +102,23 @@ def _reasons(run: Run, frame: pd.DataFrame) -> list[str]:
 
 
 def most_to_gain(table: pd.DataFrame) -> str:
-    """Return a sentence that names the layer of `layer_potential` with most to gain, how much, and why."""
+    """Return a sentence that names the layer of `layer_potential` with most to gain, how much, and why; or that its
+    turns do not tell it from others."""
     first = table.loc[table["left_ms"].idxmax()]
+    name = f"layer {first['layer']:.0f}"
+    gain = (
+        f"{name} has most to gain: {first['left_ms']:.3g} ms, {100 * first['left_share']:.2g} % of the pass, because "
+        f"{first['reason']}."
+    )
+    others = table[table["layer"] != first["layer"]]
+    alike = [int(layer) for layer in others.loc[~(others["behind_low"] > 0), "layer"]]
+    if not alike:
+        return gain[0].upper() + gain[1:]
+    if table.attrs["turns"] < LEAST_BATCHES:
+        return f"These timings are too few to tell one layer from another; as they stand, {gain}"
     return (
-        f"Layer {first['layer']:.0f} has most to gain: {first['left_ms']:.3g} ms, {100 * first['left_share']:.2g} % of "
-        f"the pass, because {first['reason']}."
+        f"Layer {first['layer']:.0f} is not told apart from {numbered(alike)} in {table.attrs['turns']} turns; as they "
+        f"stand, {gain}"
     )
 
 

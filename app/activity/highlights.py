@@ -139,14 +139,23 @@ def _kernels(run: Run) -> str:
     best, worst = frame.loc[frame["speedup"].idxmax()], frame.loc[frame["speedup"].idxmin()]
     if len(frame) == 1:
         return (
-            f"Layer {best['layer']:.0f} alone was timed: sparse ran {times(best['speedup'])} as fast as dense, at a "
+            f"Layer {best['layer']:.0f} alone was timed: sparse ran {_with_interval(best)} as fast as dense, at a "
             f"mean nnz of {number(best['nnz_mean'])} in the timed batches."
         )
     return (
-        f"FFN speedup is smallest in layer {worst['layer']:.0f}: {times(worst['speedup'])}, at a mean nnz of "
+        f"FFN speedup is smallest in layer {worst['layer']:.0f}: {_with_interval(worst)}, at a mean nnz of "
         f"{number(worst['nnz_mean'])} in the timed batches; largest in layer {best['layer']:.0f}: "
-        f"{times(best['speedup'])}, at {number(best['nnz_mean'])}."
+        f"{_with_interval(best)}, at {number(best['nnz_mean'])}."
+        + ("" if worst["high"] < best["low"] else " These timings do not tell the two apart.")
     )
+
+
+def _with_interval(row: pd.Series) -> str:
+    """Return a layer's speedup with its 95 % interval over batches, and whether that leaves out 1. row: `speedup`'s"""
+    if pd.isna(row["low"]):
+        return f"{times(row['speedup'])} (in {plural(row['repeats'], 'batch', 'es')}, too few for an interval)"
+    told = ", not told apart from dense" if row["low"] <= 1 <= row["high"] else ""
+    return f"{times(row['speedup'])} ({times(row['low'])} to {times(row['high'])} with 95{SPACE}% confidence{told})"
 
 
 def _verified(run: Run) -> str:

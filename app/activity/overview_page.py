@@ -109,12 +109,6 @@ def draw_layers(run: Run) -> None:
         table = fetch(run, analysis.layer_potential)
         if table.attrs["comparable"]:
             sentence = html.escape(typeset(most_to_gain(table)))
-            numbers = fetch(run, analysis.overview)
-            if numbers["speedup_turns"] < 2 or numbers["speedup_low"] <= 1 <= numbers["speedup_high"]:
-                sentence = (
-                    "These timings are too few to tell one layer from another; as they stand, "
-                    f"{sentence[0].lower()}{sentence[1:]}"
-                )
             st.html(
                 f'<p class="tw-said">A long bar of speedup is a gain made already. {sentence} '
                 f'Its bar is amber. <a class="plain tw-chip" href="{link("kernels")}">'

@@ -15,7 +15,7 @@ from twell.analysis.figures.speed.bench_rows import ffn_times
 from twell.analysis.figures.speed.kernels import audit_map, break_even, of_tile, time_split
 from twell.analysis.figures.speed.timings import batch_times, dense_and_sparse, over_batches, speedup_by_nnz, summed
 from twell.analysis.memo import built_once
-from twell.analysis.speed.ffn_speedup import caveats, conditions, layer_names
+from twell.analysis.speed.ffn_speedup import caveats, conditions, layer_names, numbered
 from twell.analysis.speed.speedup import is_scaled, rows_timed, sizes, timings
 from twell.app.jobs.live_view import draw_calls, follow
 from twell.app.jobs.measure import measure
@@ -54,7 +54,7 @@ def draw_layer_times(run: Run, result: QueryResult) -> None:
         f"FFN of {rows_in_words(run, 'ffn_sparse')}, {'median over ' * (repeats > 1)}"
         f"{plural(repeats, 'timed batch', 'es')}; {brought_to(run)}; "
         f"{', '.join(sorted(set(frame['kernel'])))} kernel on {run.manifest.device}, {run.manifest.dtype}. "
-        f"{'At the right: dense / sparse.' if comparable else ''}"
+        f"{ratio_sentence(frame) if comparable else ''}"
     )
     if len(frame) < run.layers:
         caption += (
@@ -63,6 +63,19 @@ def draw_layer_times(run: Run, result: QueryResult) -> None:
         )
     widgets.heading("Time by layer", caption, result)
     widgets.draw(built_once(dense_and_sparse, frame, comparable), "layer-times", "Dense and sparse time by layer")
+
+
+def ratio_sentence(frame: pd.DataFrame) -> str:
+    """Return what stands at the right of each layer of its times, and which layers are not told apart from dense.
+
+    Args:
+        frame: the run's `analysis.speedup`.
+    """
+    if frame["low"].isna().all():
+        return "At the right: dense / sparse, of too few batches for an interval: no layer is told apart from dense."
+    alike = [int(layer) for layer in frame.loc[~((frame["low"] > 1) | (frame["high"] < 1)), "layer"]]
+    told = f" Not told apart from dense, and grey: {numbered(alike)}." if alike else ""
+    return f"At the right: dense / sparse, and its 95 % interval over those batches.{told}"
 
 
 def draw_speedup_by_activity(run: Run, result: QueryResult) -> None:
@@ -77,7 +90,8 @@ def draw_speedup_by_activity(run: Run, result: QueryResult) -> None:
         correlation = correlation_sentence(fetch(run, analysis.speedup_correlation))
     except Missing as error:
         correlation = str(error)
-    caption = f"One dot per layer. {correlation}{break_even_sentence(run, frame)}"
+    lines = " The line is the 95 % interval of its batches." if frame["low"].notna().any() else ""
+    caption = f"One dot per layer.{lines} {correlation}{break_even_sentence(run, frame)}"
     widgets.heading("Speedup and activity", caption, result)
     if (frame["nnz_mean"] > 0).any():
         widgets.draw(built_once(speedup_by_nnz, frame), "speedup", "Speedup against mean nnz")

@@ -155,7 +155,7 @@ def _slow_layers(run: Run) -> str:
     rows = layer_speedup(run)
     sparsity = by_layer(run).set_index("layer")["sparsity"]
     low = rows[rows["layer"].map(sparsity) < speed.NOT_SPARSE]
-    values = [(f"L{row.layer}", row.speedup, NAN, NAN) for row in low.itertuples()]
+    values = [(f"L{row.layer}", row.speedup, row.low, row.high) for row in low.itertuples()]
     return (
         intervals(values, 1, "as dense", "FFN speedup of the layers that are not sparse", "{:.2f} ×") if values else ""
     )

@@ -9,8 +9,19 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from twell.analysis.figures.labels import times
-from twell.analysis.figures.style import BLUE, DOTTED, GREY, finish, layer_axis, layer_names, log_axis, log_ticks, spans
+from twell.analysis.figures.labels import number, times
+from twell.analysis.figures.style import (
+    BLUE,
+    DOTTED,
+    GREY,
+    finish,
+    layer_axis,
+    layer_names,
+    log_axis,
+    log_ticks,
+    spans,
+    whiskers,
+)
 from twell.workbench.run.schema import PREFILL
 from twell.workbench.run.store import Run
 
@@ -30,7 +41,8 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
 
     Args:
         frame: the rows of `analysis.speedup`.
-        ratios: whether to write dense / sparse at the right of each layer.
+        ratios: whether to write dense / sparse at the right of each layer, with its interval; grey where that does not
+            tell it from dense.
     """
     layers = [int(layer) for layer in frame["layer"]]
     unit, scale = time_unit(float(frame[["dense_us", "sparse_us"]].max().max()))
@@ -50,7 +62,8 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
         )
     all_times = frame[["dense", "sparse"]]
     low, high = float(all_times.min().min()), float(all_times.max().max())
-    finish(figure, figure_height(len(layers)), right=70 if ratios else 16, left=44, top=36)
+    right = 132 if frame["low"].notna().any() else 70
+    finish(figure, figure_height(len(layers)), right=right if ratios else 16, left=44, top=36)
     layer_axis(figure, layers)
     style = {"xref": "paper", "xanchor": "left", "showarrow": False, "font": {"size": 12}}
     marks = (("○", GREY, "dense"), ("●", BLUE, "sparse"))
@@ -59,7 +72,7 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
     )
     notes = [{**style, "text": legend, "yref": "paper", "x": 0, "y": 1, "yshift": 22}]
     if ratios:
-        notes += [{**style, "text": times(r.speedup), "x": 1, "xshift": 8, "y": r.layer} for r in frame.itertuples()]
+        notes += [{**style, "text": _ratio(row), "x": 1, "xshift": 8, "y": row.layer} for row in frame.itertuples()]
     figure.update_layout(annotations=notes)
     if high > 20 * max(low, 1e-9):
         ticks, labels = log_ticks(low, high)
@@ -68,6 +81,14 @@ def dense_and_sparse(frame: pd.DataFrame, ratios: bool) -> go.Figure:
         figure.update_xaxes(range=[0, high * 1.06])
     figure.update_xaxes(title=f"{unit} per batch, median")
     return figure
+
+
+def _ratio(row: Any) -> str:
+    """Return what stands at the right of a layer: dense / sparse, and its interval where there is one."""
+    if math.isnan(row.low):
+        return times(row.speedup)
+    text = f'{times(row.speedup)} <span style="font-size:10px">{number(row.low, 2)}–{number(row.high, 2)}</span>'
+    return f'<span style="color:{GREY}">{text}</span>' if row.low <= 1 <= row.high else text
 
 
 def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
@@ -89,6 +110,7 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
         go.Scatter(
             x=frame["nnz_mean"],
             y=frame["speedup"],
+            error_y=whiskers(frame["low"], frame["speedup"], frame["high"], color=GREY),
             mode="markers+text",
             marker={"color": BLUE, "size": 8},
             text=[name if show_all or alone else "" for name, alone in zip(names, is_alone, strict=True)],
@@ -112,7 +134,9 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
     )
     low, high = float(frame["nnz_mean"].min()), float(frame["nnz_mean"].max())
     log_axis(figure, low / 1.4, high * 1.4, "mean nnz of the timed batches, neurons")
-    figure.update_yaxes(title="speedup, × dense", range=[0, max(1.15, float(frame["speedup"].max()) * 1.15)])
+    fastest = float(frame["speedup"].max())
+    top = max(fastest, min(float(frame["high"].max()), 2 * fastest))  # NaN without intervals: `fastest` then
+    figure.update_yaxes(title="speedup, × dense", range=[0, max(1.15, top * 1.15)])
     return figure
 
 
