@@ -6,6 +6,8 @@ but with Streamlit's own protections only: it answers to every host name, withou
 
 from __future__ import annotations
 
+import html
+
 import streamlit as st
 
 from twell.analysis.memo import memo_scope
@@ -77,6 +79,7 @@ def main() -> None:
     with widgets.show_errors():
         navigation.go_where_sought(run)
     tour.draw_tour(page.url_path in ("", FRONT))
+    unmet = st.empty()  # in its place before the page is drawn, which alone knows what the address asks for in vain
     try:
         if page.url_path != "kernels":  # timings need no summary, and a growing run has a new one with every part
             run_header.update_summaries(run)
@@ -85,6 +88,9 @@ def main() -> None:
                 empty_states.only_trained(run)
             else:
                 page.run()
+        if sentences := url_state.unmet():
+            with unmet:
+                widgets.note(html.escape(" ".join(sentences)))
         warm_up.start(run)
     except (UserError, OSError) as error:
         empty_states.unreadable(run, error)

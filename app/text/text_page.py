@@ -22,7 +22,7 @@ from twell.app.ui import widgets
 from twell.app.ui.formatting import number, plural, whole
 from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.run_catalog import find_runs
-from twell.app.ui.url_state import current_run, parameter, run_name, whole_number
+from twell.app.ui.url_state import current_run, parameter, run_name, say_unmet, whole_number
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -39,7 +39,19 @@ def first_position(length: int, marked: int | None) -> int:
     begin = whole_number(parameter("from"))
     if begin is None:
         begin = (marked or 0) // PAGE_TOKENS * PAGE_TOKENS
+    elif begin >= length > 0:
+        say_unmet("from", f"the passage has {plural(length, 'token')}", f"{length - 1} is shown")
     return min(begin, max(length - 1, 0))
+
+
+def marked_position(length: int) -> int | None:
+    """Return the position that the address marks, or None; have the page say so if the passage, `length` tokens long,
+    has no such position."""
+    marked = whole_number(parameter("position"))
+    if parameter("position") and (marked is None or marked >= length):
+        say_unmet("position", f"the passage has {plural(length, 'token')}, 0 to {length - 1}", "none is marked")
+        return None
+    return marked
 
 
 def draw_pager(choice: PassageChoice, rows: pd.DataFrame, length: int) -> None:
@@ -77,8 +89,7 @@ def draw_passage(sequences: pd.DataFrame, choice: PassageChoice, anew: Run | Non
     """
     run, sequence, shade = choice.shown, choice.sequence, choice.shade
     all_rows = fetch(run, passage.passage, sequence=sequence)
-    marked = whole_number(parameter("position"))
-    marked = marked if marked is not None and marked < len(all_rows) else None
+    marked = marked_position(len(all_rows))
     begin = first_position(len(all_rows), marked)
     step = passage.shaded if anew is None or "/" not in shade else passage.shaded_anew
     result = query(run, passage.passage, sequence=sequence)

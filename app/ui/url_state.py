@@ -18,6 +18,8 @@ import streamlit as st
 from twell.app.ui.pages import PAGES
 from twell.workbench.run.store import Run
 
+LONGEST_SAID = 20  # characters of an address's text that a sentence repeats
+
 
 def parameter(name: str) -> str | None:
     """Return a query parameter of the address, or None."""
@@ -52,7 +54,8 @@ class UrlParam:
 
 
 def enter_page(page: str) -> None:
-    """Forget the parameters of the page drawn before, if it was another one."""
+    """Forget what the address asked for in vain, and the parameters of the page drawn before if it was another one."""
+    st.session_state["unmet"] = []
     if st.session_state.get("page") != page:
         st.session_state["page"], st.session_state["params"] = page, {}
 
@@ -62,18 +65,47 @@ def register_param(name: str, param: UrlParam) -> None:
     st.session_state["params"][name] = param
 
 
-def url_param(key: str, default: Any, read: Callable[[str], Any], dependents: tuple[str, ...] = ()) -> dict[str, Any]:
+def say_unmet(name: str, there_is: str, shown: str) -> None:
+    """Have the page say that the address asks for what is not there.
+
+    Args:
+        name: the query parameter.
+        there_is: what is there, as a clause.
+        shown: what is shown in its place, as a clause.
+    """
+    text = parameter(name) or ""
+    text = text if len(text) <= LONGEST_SAID else f"{text[:LONGEST_SAID]}…"
+    st.session_state["unmet"].append(f"The address asks for {name} {text}; {there_is}: {shown}.")
+
+
+def unmet() -> list[str]:
+    """Return a sentence for each query parameter of the page that asks for what is not there."""
+    sentences: list[str] = st.session_state["unmet"]
+    return sentences
+
+
+def url_param(
+    key: str,
+    default: Any,
+    read: Callable[[str], Any],
+    dependents: tuple[str, ...] = (),
+    there_is: str = "here is no such choice",
+) -> dict[str, Any]:
     """Set a widget from the address, and return the arguments that keep the two the same.
 
     Args:
         key: the widget's key, and the name of its query parameter.
         default, read, dependents: see UrlParam.
+        there_is: what the choice offers, as a clause; said where the address asks for something else.
 
     Returns:
         `key` and `on_change`, to be passed to the widget.
     """
     param = UrlParam(key, default, read, dependents)
-    st.session_state[key] = param.value(parameter(key))
+    text = parameter(key)
+    st.session_state[key] = value = param.value(text)
+    if text and (read(text) is None or (isinstance(value, int) and whole_number(text) not in (None, value))):
+        say_unmet(key, there_is, f"{value} is shown")
     register_param(key, param)
     return {"key": key, "on_change": sync_url}
 
