@@ -17,7 +17,7 @@ from twell.workbench.ablations.appended import append, appending
 from twell.workbench.ablations.first_order import chosen_neurons, first_order
 from twell.workbench.ablations.options import AblateOptions, refuse_target
 from twell.workbench.ablations.spelled import STUDY, STUDY_WITHOUT_ZEROS, Condition, parse
-from twell.workbench.ablations.study import Study, neuron_fires, run_study
+from twell.workbench.ablations.study import Study, effective, neuron_fires, run_study
 from twell.workbench.capturing.command import capture
 from twell.workbench.errors import UserError
 from twell.workbench.models.own_code import OwnModel, open_own, refuse_other_weights, where_of
@@ -89,6 +89,9 @@ def measure(
         study = replace(
             study, conditions=[*study.conditions, *_single_neurons(run, own, study, options.neurons, console)]
         )
+    study, left_out = effective(run, own, study)
+    for sentence in left_out:  # a caller from Python is told too
+        Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(sentence)
     tokens = sum(len(sequence.ids) for sequence in study.sequences)
     count = f"{len(study.conditions)} condition{'s' if len(study.conditions) > 1 else ''}"
     console.print(f"{count} on {tokens:,} tokens, beside the untouched model …")

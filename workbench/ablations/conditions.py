@@ -16,6 +16,14 @@ from twell.workbench.ablations.spelled import BY_TOKEN, Condition
 from twell.workbench.errors import UserError
 
 
+class TakesNothing(UserError):
+    """A condition takes nothing away. why: a clause on the neurons that it asks for, of which there are none"""
+
+    def __init__(self, condition: Condition, why: str) -> None:
+        super().__init__(f"Expected neurons to take away for {condition.name}, there are none {why}: leave it out.")
+        self.why = why
+
+
 @dataclass(frozen=True)
 class Intervention:
     """A condition as actions by layer; silenced: how many neurons it silences, None where it depends on the token."""
@@ -46,7 +54,7 @@ class Facts:
 
 
 def intervention_of(condition: Condition, facts: Facts, seed: int = 0) -> Intervention:
-    """Return a condition as actions. Raises UserError for one that would take nothing away, or all of a layer."""
+    """Return a condition as actions. Raises TakesNothing, and UserError for one that takes all of a layer."""
     layers = [condition.layer] if condition.layer >= 0 else list(range(facts.layers))
     kind, share = condition.kind, condition.share or 0.0
     actions: dict[int, Action] = {}
@@ -73,8 +81,8 @@ def intervention_of(condition: Condition, facts: Facts, seed: int = 0) -> Interv
             actions[layer] = Silence(_keep(chosen, facts.d_ff))
             silenced += len(chosen)
     if not actions:
-        of = "that are dead" if kind == "dead" else "in so small a share"
-        raise UserError(f"Expected neurons to take away for {condition.name}, there are none {of}: leave it out.")
+        whys = {"dead": "that are dead", "neurons": "named in it"}
+        raise TakesNothing(condition, whys.get(kind, "in so small a share"))
     return Intervention(condition, actions, silenced)
 
 

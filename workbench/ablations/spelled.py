@@ -121,7 +121,7 @@ def named_neurons(given: str, layers: int) -> dict[int, tuple[int, ...]]:
         except (OSError, UnicodeDecodeError):
             raise UserError(f"Expected neurons as L3/N17,L3/N42 or a file of such names, got {given!r}.") from None
     by_layer: dict[int, set[int]] = {}
-    for name in re.split(r"[\s,]+", names.strip()):
+    for name in re.findall(r"[^\s,]+", names):
         match = NEURON.fullmatch(name)
         if match is None:
             raise UserError(f"Expected neurons named like L3/N17, got {name!r}.")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from twell.workbench.ablations.actions import Shrink
 from twell.workbench.ablations.appended import append, appending
-from twell.workbench.ablations.conditions import Facts, Intervention, intervention_of
+from twell.workbench.ablations.conditions import Facts, Intervention, TakesNothing, intervention_of
 from twell.workbench.ablations.passes import EVERY, AblationRunner
 from twell.workbench.ablations.spelled import Condition
 from twell.workbench.capturing.forward import Inputs
@@ -33,6 +33,7 @@ from twell.workbench.run.writer import PART_SECONDS
 from twell.workbench.text.batches import Batch, batches
 from twell.workbench.text.sequences import Sequence as TokenSequence
 
+OF_VALUES = ("smallest", "shares")  # kinds that go by quantiles of a layer's values
 QUANTILES = 1001  # of a layer's values, evenly spaced
 SAMPLED = 2**21  # values of a layer that these are taken from, at most
 BLOCK = 16  # sequences of a long document whose tokens stand in one row
@@ -124,12 +125,31 @@ def run_study(
     return open_run(run.path), entry["study"]
 
 
+def effective(run: Run, own: OwnModel, study: Study) -> tuple[Study, list[str]]:
+    """Return the study without the conditions that take nothing away, and a sentence on each of these.
+
+    Raises TakesNothing where no condition is left, and UserError for one that takes all of a layer.
+    """
+    facts = Facts(own.layers, own.d_ff, neuron_fires(run))
+    kept, left_out = [], list[str]()
+    for condition in study.conditions:
+        try:
+            if condition.kind not in OF_VALUES:
+                intervention_of(condition, facts, study.seed)
+            kept.append(condition)
+        except TakesNothing as error:
+            left_out.append(f"Left out {condition.name!r}: there are no neurons {error.why}.")
+            if len(left_out) == len(study.conditions):
+                raise
+    return replace(study, conditions=kept), left_out
+
+
 def interventions_of(
     run: Run, own: OwnModel, study: Study, cut: Sequence[Batch], runner: AblationRunner
 ) -> list[Intervention]:
     """Return the study's conditions as actions on this model, by the run's counts and values of the first batch."""
     values = None
-    if any(condition.kind in ("smallest", "shares") for condition in study.conditions):
+    if any(condition.kind in OF_VALUES for condition in study.conditions):
         values = hidden_quantiles(own, cut[0], runner)
     facts = Facts(own.layers, own.d_ff, neuron_fires(run), values, _threshold(run))
     return [intervention_of(condition, facts, study.seed) for condition in study.conditions]

@@ -227,6 +227,7 @@ def test_a_killed_study_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
         ("rarest:0", "a share above 0"),
         ("rarest:1", "all of a layer"),
         ("rarest:0.0001", "so small a share"),
+        ("neurons:", "none named"),
         ("busiest", "a share above 0"),
         ("ffn@3", "a layer from 0 to 2, got 3"),
         ("fnn", "Expected a condition such as"),
@@ -244,6 +245,23 @@ def test_a_wrong_condition_is_one_sentence(run: Run, condition: str, sentence: s
     with pytest.raises(UserError, match=sentence):
         ablate(options(run, condition))
     assert open_run(run.path).manifest == before
+
+
+def test_a_condition_that_takes_nothing_is_left_out_and_the_others_are_measured(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "none.txt").write_text("\n")
+    after = ablate(options(run, f"neurons:{tmp_path / 'none.txt'}", "below:0.03", "rarest:0.0001", "smallest:0.4"))
+    entry = after.manifest.effects[-1]
+    assert entry["complete"] and entry["conditions"] == ["below:0.03", "smallest:0.4"]
+    rows = after.frame("effects").query(f"study == {entry['study']}")
+    assert set(rows["condition"]) == set(entry["conditions"])
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        "Left out 'neurons:': there are no neurons named in it.",
+        "Left out 'rarest:0.0001': there are no neurons in so small a share.",
+    ]
+    assert "2 conditions on" in out
 
 
 def test_a_run_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
