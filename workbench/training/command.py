@@ -85,6 +85,7 @@ def _claim(
     folder: TrainingFolder, recipe: Recipe, options: TrainOptions, start: Pretrained | None, teacher: Teacher | None
 ) -> Corpus | None:
     """Claim the folder for this training and return its text; None where the training is complete."""
+    folder.start_over()
     if not folder.record:  # a source that is not there leaves no folder behind
         open_sources([*options.text, *options.valid])
     elif "recipe" in folder.record:  # one of before a field came has its default
@@ -105,6 +106,7 @@ def _claim(
             bpe_megabytes=recipe.bpe_megabytes,
             valid=options.valid,
             given=None if start is None else (start.tokenizer, start.mark, start.sha256),
+            replace=options.prepared is None and not folder.has_steps(),
         )
     folder.claim(corpus=corpus.record)
     return corpus

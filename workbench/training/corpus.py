@@ -63,12 +63,14 @@ def prepare(
     bpe_megabytes: float,
     valid: tuple[str, ...] = (),
     given: tuple[Tokenizer, str, str] | None = None,
+    replace: bool = False,
 ) -> Corpus:
     """Tokenise the sources into `folder`, or read the corpus that it has of the same text and settings.
 
     vocab: entries of the tokenizer; holdout: share of each source that is held out; bpe_megabytes: text that the
     tokenizer is trained on; valid: sources of other text; given: a tokenizer, the token that opens a text, and what
-    tells it from others, in place of one that is trained. Raises UserError where the folder has another corpus.
+    tells it from others, in place of one that is trained; replace: whether another corpus in the folder gives way.
+    Raises UserError where it does not.
     """
     texts = {source.name: list(_pieces(source)) for source in open_sources(sources)}
     splits = {source: _cut(pieces, holdout) for source, pieces in texts.items()}
@@ -90,7 +92,7 @@ def prepare(
     mark = END_OF_TEXT if given is None else given[1]
     record |= {} if given is None else {"tokenizer": given[2]}
     with locks.locked(folder):  # trainings that share it may begin at once
-        if not _holds(folder, record):
+        if not _holds(folder, record, replace):
             tokenizer = train_bpe(training, vocab, bpe_megabytes) if given is None else given[0]
             tokenizer.save(str(folder / "tokenizer.json"))
             heldout_pieces = [piece for _, last, _ in splits.values() for piece in last]
@@ -246,13 +248,16 @@ def source_name(source: str) -> str:
     return source if source.startswith(("builtin:", "hf:")) else Path(source).name
 
 
-def _holds(folder: Path, record: dict[str, Any]) -> bool:
-    """Return whether the folder has this corpus. Raises UserError where it has another one."""
+def _holds(folder: Path, record: dict[str, Any], replace: bool) -> bool:
+    """Return whether the folder has this corpus. Raises UserError where it has another that does not give way."""
     path = folder / "corpus.json"
     if not path.exists():
         return False
     recorded = json.loads(path.read_text(encoding="utf-8"))
     for name, value in record.items():
+        if recorded.get(name) != value and replace:
+            path.unlink()  # first: without it the folder counts as empty
+            return False
         if recorded.get(name) != value:
             raise UserError(
                 f"{folder} holds a corpus with {name} {recorded.get(name)}, not {value}; name another folder."

@@ -25,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from twell.workbench.errors import UserError, first_line, usable
 from twell.workbench.run import locks
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import Manifest
 from twell.workbench.run.rank_share import RankShare
 from twell.workbench.training import checkpoint
@@ -45,7 +46,7 @@ def writing(out: Path) -> Iterator[None]:
 
 
 class TrainingFolder:
-    """A run's folder. Its `training.json` is written before the first step, and decides what may continue here.
+    """A run's folder. Its `training.json` decides what may continue here, once a step was kept.
 
     writes: whether this process writes it and prints; others, that train with it, only read
     """
@@ -82,6 +83,18 @@ class TrainingFolder:
         """The number of held-out losses in the log."""
         return 0 if self._log is None else sum(row.get("heldout_loss") is not None for row in self._log.rows)
 
+    def start_over(self) -> None:
+        """Forget a training that was killed before a step was kept, so that it refuses no corrected command.
+
+        Raises UserError where another process is at it.
+        """
+        if not self.record or self.complete or self.has_steps():
+            return
+        if self.writes:
+            self._hold()
+            (self.out / manifests.FILE).unlink(missing_ok=True)
+        self.record = {}
+
     def claim(self, **settings: Any) -> None:
         """Record the settings of this run, by name, and lock the folder.
 
@@ -98,8 +111,11 @@ class TrainingFolder:
             self.record = {"status": "training", **self.record, **settings}
             if self.writes:
                 self._write_json()
-        if not self.writes:
-            return
+        if self.writes:
+            self._hold()
+
+    def _hold(self) -> None:
+        """Lock the folder. Raises UserError where another process has it."""
         self._lock = self._lock or locks.claim(self.out, self)
         if self._lock is None:
             raise UserError(
@@ -144,7 +160,7 @@ class TrainingFolder:
             if self._log is not None:
                 self._log.interrupt()
         with contextlib.suppress(OSError):
-            if refused and self._lock is not None and self._was_empty and not self._has_steps():
+            if refused and self._lock is not None and self._was_empty and not self.has_steps():
                 self._lock()  # the log may have unlocked the folder, and another training may have it by now
                 if locks.claim(self.out, self) is not None:
                     self._remove()
@@ -201,9 +217,14 @@ class TrainingFolder:
             f"(unigram {self.record['unigram_loss']:.4f}{origin}), nnz {' '.join(f'{n:.1f}' for n in heldout['nnz'])}."
         )
 
-    def _has_steps(self) -> bool:
-        """Return whether a step was logged or kept."""
-        return (self._log is not None and bool(self._log.rows)) or (self.work / checkpoint.FILE).exists()
+    def has_steps(self) -> bool:
+        """Return whether a step was logged or kept, also by a process before; True where that cannot be read."""
+        if (self._log is not None and self._log.rows) or (self.work / checkpoint.FILE).exists():
+            return True
+        try:
+            return (self.out / manifests.FILE).exists() and bool(manifests.read(self.out).parts)
+        except UserError:
+            return True
 
     def _remove(self) -> None:
         """Remove what a start wrote into an empty folder, and the folder too if this process made it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import signal
 import time
@@ -158,6 +159,32 @@ def test_a_killed_run_continues_to_the_same_bits(
     assert [{k: v for k, v in row.items() if k not in clock} for row in log(wanted.out)] == [
         {k: v for k, v in row.items() if k not in clock} for row in log(sparse)
     ]
+
+
+def killed_before_a_step(wanted: TrainOptions) -> None:
+    """Train, but be killed where the first step would be made."""
+    TrainingLoop.one_step = lambda self: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    train(wanted)
+
+
+def test_a_training_killed_before_its_first_step_refuses_no_corrected_command(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text((home / "topics.txt").read_text()[:200_000])
+    first = options(home, "stillborn", prepared=None)
+    process = start(killed_before_a_step, first)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert json.loads((first.out / "training.json").read_text())["status"] == "training"
+    other = TrainingFolder(first.out)
+    other.claim()  # as another process that is about to make its first step
+    with pytest.raises(UserError, match="no other training writes to, one is at"):
+        train(dataclasses.replace(first, rate=1e-3))
+    del other
+    text = str(tmp_path / "other.txt")
+    train(dataclasses.replace(first, rate=1e-3, text=(text,), holdout=0.05, tokens=2000))
+    record = json.loads((first.out / "training.json").read_text())
+    assert (record["status"], record["recipe"]["rate"], record["holdout"]) == ("complete", 1e-3, 0.05)
+    assert [source["source"] for source in record["corpus"]["sources"]] == ["other.txt"]
+    assert open_run(first.out).manifest.status == "complete"
 
 
 @pytest.mark.alone
