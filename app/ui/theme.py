@@ -198,8 +198,9 @@ a.tw-mini:is(:hover, :focus-visible) i { opacity: 1; }
 
 /* phones: what stands side by side keeps its width and scrolls, or stands one below the other */
 @media (max-width: 640px) {
-  [class*="st-key-wide-"] { overflow-x: auto; }
-  [class*="st-key-wide-"] > .stElementContainer { min-width: 46rem; }
+  /* more of a figure lies to the right: what is in sight fades, and only the margin after its end fades there */
+  [class*="st-key-wide-"] { overflow-x: auto; mask-image: linear-gradient(to left, transparent, #000 2.4rem); }
+  [class*="st-key-wide-"] > .stElementContainer { min-width: 48.4rem; padding-right: 2.4rem; }
   .stHorizontalBlock:has(> .stElementContainer .tw-figure) { flex-wrap: wrap; row-gap: 0; }
   .stHorizontalBlock > .stElementContainer:has(.tw-figure) { flex-basis: 100%; }
   .tw-picture > div { right: auto; left: -7rem; }

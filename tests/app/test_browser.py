@@ -71,6 +71,29 @@ def test_panels_keep_their_width_on_a_phone(new_page: Callable[..., Any], addres
     watched.check()
 
 
+FADED = """(box) => {
+  const figure = box.querySelector(".js-plotly-plot").getBoundingClientRect(), edge = box.getBoundingClientRect().right;
+  const fade = parseFloat(getComputedStyle(box).maskImage.match(/([\\d.]+)px/)[1]);
+  return [figure.right > edge - fade, box.scrollWidth > box.clientWidth];
+}"""
+
+
+def test_a_heat_map_that_goes_on_fades_and_is_whole_at_its_end(
+    new_page: Callable[..., Any], address: str, watch: Any
+) -> None:
+    watched = watch(new_page(390, 844), address)
+    watched.open("/neurons?run=made", '[class*="st-key-wide-"] .main-svg')
+    wait_until(watched.page, "document.querySelector('.js-plotly-plot').offsetWidth > 600")
+    box = watched.page.locator('[class*="st-key-wide-"]').first
+    assert box.evaluate(FADED) == [True, True]
+    box.evaluate("(box) => box.scrollTo(box.scrollWidth, 0)")
+    assert box.evaluate(FADED) == [False, True]
+    watched.page.set_viewport_size({"width": 1440, "height": 844})
+    wait_until(watched.page, "document.querySelector('[class*=st-key-wide-]').scrollLeft === 0")
+    assert box.evaluate("(box) => getComputedStyle(box).maskImage") == "none"
+    watched.check()
+
+
 def test_token_text_does_nothing_in_a_browser(watched: Any, hostile: dict[int, str]) -> None:
     for token in (50, 51, 53, 54):
         assert token in hostile
