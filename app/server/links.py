@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twell.app.server import pictures
+from twell.app.server import bar, pictures
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -62,12 +62,15 @@ for (const kind of ["pointerover", "focusin"]) addEventListener(kind, (event) =>
   if (link) link.setAttribute("href", "./" + link.getAttribute("href"));
 });
 """
-SCRIPTS = {NAME: f"{{{SCRIPT}}}", pictures.NAME: f"{{{pictures.SCRIPT}}}"}  # in blocks: their names are their own
+# in blocks: their names are their own
+SCRIPTS = {
+    name: f"{{{text}}}" for name, text in ((NAME, SCRIPT), (pictures.NAME, pictures.SCRIPT), (bar.NAME, bar.SCRIPT))
+}
 _TAGS = "".join(f'<script src="./{name}" defer></script>' for name in SCRIPTS).encode()
 
 
 class Linked:
-    """ASGI middleware: serve this script and that of pictures, and name both in each page."""
+    """ASGI middleware: serve this script and those of pictures and of the bar, and name all in each page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
