@@ -32,11 +32,15 @@ class Answers:
 
     @property
     def nnz(self) -> np.ndarray:
-        """How many neurons each token fired in each layer, [tokens, layers], padding left out; as `table` has them."""
+        """How many neurons each token fired in each layer, int32 [tokens, layers], a row for each row of `table`."""
         return self._activity()[nnz_columns(self.loaded.layers)].to_numpy()
 
     def table(self) -> pd.DataFrame:
-        """Return a row a token: sequence, position, token_id, text, phase, flags, nnz_LL; loss, where it was taken."""
+        """Return a row a token that was read, padding left out, by sequence and position.
+
+        Columns: sequence; position; token_id; text; phase (0 prefill, 1 decode); flags (0: it counts); loss (of the
+        next token, nats; where it was taken); nnz_LL (neurons that it fired in layer LL).
+        """
         rows = self._activity()
         text = [f"<{token}>" for token in rows["token_id"]]
         if self.run.has("vocab"):
