@@ -53,8 +53,8 @@ class TwellCallback(TrainerCallback):
     ) -> None:
         self.watch: watch | None = None
         self._log: TrainingLog | None = None  # both are closed also where an argument is refused
-        if every < 1:
-            raise UserError(f"Expected every= of at least 1 step, got {every}.")
+        if not isinstance(every, int) or every < 1:
+            raise UserError(f"Expected every= of at least 1 step, got {every!r}.")
         self.every, self.prefix = every, prefix
         self._out = None if out is None else Path(out)
         self._given: dict[str, Any] = {"ffns": ffns, "threshold": threshold}
