@@ -67,7 +67,7 @@ class watch(Answers):  # called like a function, in a with statement
     fired: layers whose firings are kept for every token, as [3, 4], "0,3-5:0.01" with a share, or True for all
     hidden: layers whose hidden values of the last call are kept
     loss: take the loss of the next token from the model's logits, at each token whose next one the same call reads, or
-    the next call that goes on from its cache
+    the next call that goes on from its cache; an output that is a tensor or a tuple names no logits, so it has none
     out: a folder for the run, which the dashboard shows while it grows; default: a temporary one
     name: what the model is called in the run; default: its folder's or its class's name
 
