@@ -1,12 +1,17 @@
-"""Declare a field of a dataclass that is also a command-line option, and check the numbers in such fields."""
+"""Declare a field of a dataclass that is also a command-line option, and check the values in such fields."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import MISSING, field, fields
-from typing import Any
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from twell.workbench.errors import UserError
+
+TYPES: dict[Any, tuple[type, ...]] = {float: (int, float)}  # what fits where another type is declared
+WORDS = {int: "an int", float: "a float", bool: "True or False", str: "a str", Path: "a Path"}
 
 
 def option(
@@ -30,8 +35,11 @@ def option(
 def check_bounds(options: Any, from_python: bool = False) -> None:
     """Raise UserError for the first number in a command's options that is below its `least` or above its `most`.
 
-    from_python: whether the options were given as arguments, by which the error then calls them
+    from_python: whether the options were given as arguments, by which the error then calls them; their types are
+    checked then too, as the command line does by itself
     """
+    if from_python:
+        _check_types(options)
     for item in fields(options):
         value, least, most = getattr(options, item.name), item.metadata["least"], item.metadata["most"]
         known = least is not None and value is not None
@@ -39,3 +47,32 @@ def check_bounds(options: Any, from_python: bool = False) -> None:
             bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
             name = f"{item.name}=" if from_python else f"--{item.name.replace('_', '-')}"
             raise UserError(f"Expected {name} {bounds}, got {value}.")
+
+
+def _check_types(options: Any) -> None:
+    """Raise UserError for the first option whose value is of another type than it is declared with."""
+    declared = get_type_hints(type(options))
+    for item in fields(options):
+        value = getattr(options, item.name)
+        if not _fits(value, declared[item.name]):
+            raise UserError(f"Expected {item.name}= as {_words(declared[item.name])}, got {value!r}.")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin = get_origin(kind)
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(kind))
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, TYPES.get(kind, (origin or kind,)))
+
+
+def _words(kind: Any) -> str:
+    """Return what a value is to be, in words."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_words(one) for one in get_args(kind) if one is not NoneType)
+    return WORDS.get(kind, str(kind))

@@ -62,7 +62,7 @@ def prune(model: Any, keep: NDArray | Tensor, per_layer: bool = False) -> Any:
     if family is None or family.base:
         known = ", ".join(name for name, one in FAMILIES.items() if not one.base)
         raise UserError(f"Expected a model of model_type {known} to prune, got {config.model_type}.")
-    mask = np.asarray(torch.as_tensor(keep).cpu())
+    mask = np.asarray(keep.cpu() if isinstance(keep, torch.Tensor) else keep)
     shape = (len(decoder_layers(model)), getattr(config, family.d_ff))
     if mask.shape != shape or mask.dtype != bool:
         raise UserError(f"Expected a mask of bools {list(shape)}, got {mask.dtype} {list(mask.shape)}.")

@@ -111,8 +111,26 @@ class BatchFirings:
             }
 
 
-def parse_fired(text: str, layers: int) -> tuple[frozenset[int], float]:
-    """Read a --fired `LAYERS[:SHARE]`: the layers, as in 0,3-5 or all, and the share of tokens, 1 if it is left out."""
+def layers_text(asked: Any, name: str) -> str | None:
+    """Return layers that are given in Python as --fired names them; None for none.
+
+    asked: numbers, such a text, or True for all; name: of the argument
+    """
+    if asked is None or isinstance(asked, str):
+        return asked
+    if isinstance(asked, bool):
+        return "all" if asked else None
+    try:
+        return ",".join(map(str, asked))
+    except TypeError:
+        raise UserError(f'Expected {name} as layers, such as [3, 4], "0,3-5" or True for all, got {asked!r}.') from None
+
+
+def parse_fired(text: str, layers: int, name: str = "--fired") -> tuple[frozenset[int], float]:
+    """Read a --fired `LAYERS[:SHARE]`: the layers, as in 0,3-5 or all, and the share of tokens, 1 if it is left out.
+
+    name: what an error calls it
+    """
     named, _, share = text.partition(":")
     chosen: set[int] = set()
     try:
@@ -125,7 +143,7 @@ def parse_fired(text: str, layers: int) -> tuple[frozenset[int], float]:
         chosen, part = set(), 0.0
     if not (chosen and max(chosen) < layers and 0 < part <= 1):
         raise UserError(
-            f"Expected --fired as LAYERS[:SHARE], layers from 0 to {layers - 1} as in 0,3-5 or all, and a share of "
+            f"Expected {name} as LAYERS[:SHARE], layers from 0 to {layers - 1} as in 0,3-5 or all, and a share of "
             f"tokens above 0 and up to 1, got {text!r}."
         )
     return frozenset(chosen), part

@@ -130,7 +130,7 @@ class Run:
         tidy: a row a token and layer (columns layer, nnz, used) in place of a row a token (columns nnz_LL, used_LL);
         layers: keeps these layers alone, all if None; flagged: whether special, first and non-finite tokens are
         returned too. loss is in nats; it is float16 on disk and float32 here, since pandas warns of overflows when it
-        displays the former.
+        displays the former. nnz and used are int32 here, since differences of the unsigned ones on disk wrap around.
         """
         kinds = ("nnz", "used") if self.manifest.counts_used else ("nnz",)
         columns_by_kind = {kind: nnz_columns(self.layers, kind) for kind in kinds}
@@ -139,10 +139,8 @@ class Run:
         if unknown:
             raise UserError(f"Expected layers from 0 to {self.layers - 1}, got {unknown[0]}.")
         keys = ["sequence", "position", "token_id", "phase", "flags", "loss", "entropy"]
-        frame = self.frame(
-            "activity", keys + [names[layer] for names in columns_by_kind.values() for layer in selected]
-        )
-        frame["loss"] = frame["loss"].astype("float32")
+        counted = [names[layer] for names in columns_by_kind.values() for layer in selected]
+        frame = self.frame("activity", keys + counted).astype({"loss": "float32"} | dict.fromkeys(counted, "int32"))
         if not flagged:
             frame = frame[frame["flags"] == 0].reset_index(drop=True)
         if not tidy:
@@ -153,7 +151,7 @@ class Run:
             )
             for kind, names in columns_by_kind.items()
         ]
-        counts = tidied[0].assign(**{kind: counted[kind] for kind, counted in zip(kinds, tidied, strict=True)})
+        counts = tidied[0].assign(**{kind: each[kind] for kind, each in zip(kinds, tidied, strict=True)})
         return left_out.labelled(counts.astype({"layer": "int32"}), self.manifest)
 
     def sql(self, query: str) -> pd.DataFrame:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -50,10 +51,10 @@ def ablate(model: nn.Module, neurons: Mapping[int, Neurons], *, ffns: FFNs | Non
     name = type(inner).__name__
     layers = _layers(name, inner, ffns)
     with ExitStack() as stack:
-        chosen = {}
+        chosen: dict[int, tuple[Tensor, NeuronTensors, nn.Module | None]] = {}
         for layer, given in neurons.items():
-            if not 0 <= layer < len(layers):
-                raise UserError(f"Expected a layer from 0 to {len(layers) - 1} of {name}, got {layer}.")
+            if not isinstance(layer, Integral) or not 0 <= layer < len(layers):
+                raise UserError(f"Expected a layer from 0 to {len(layers) - 1} of {name}, got {layer!r}.")
             rows, down = layers[layer]
             weight, axis = rows[0]
             chosen[layer] = _numbers(given, layer, weight.shape[axis], weight.device), rows, down
@@ -81,7 +82,8 @@ def threshold(model: nn.Module, values: float | Sequence[float]) -> Iterator[Non
         raise UserError(f"Expected a model of transformers, got a {name}: its FFNs cannot be found.")
     downs = own_code.maps_back(name, inner)
     try:
-        each = [float(values)] * len(downs) if isinstance(values, int | float) else [float(value) for value in values]
+        given: Any = [values] * len(downs) if _is_one(values) else values
+        each = [float(value) for value in given]
     except (TypeError, ValueError):
         each = []
     if len(each) != len(downs) or not all(0 <= value < math.inf for value in each):
@@ -90,6 +92,11 @@ def threshold(model: nn.Module, values: float | Sequence[float]) -> Iterator[Non
         for down, value in zip(downs, each, strict=True):
             stack.callback(down.register_forward_pre_hook(_shrunk(value)).remove)
         yield
+
+
+def _is_one(values: Any) -> bool:
+    """Return whether a number is given, be it numpy's or a tensor without dimensions."""
+    return isinstance(values, int | float) or getattr(values, "ndim", None) == 0
 
 
 def _shrunk(value: float) -> Any:
@@ -131,7 +138,7 @@ def _numbers(given: Neurons, layer: int, d_ff: int, device: torch.device) -> Ten
         index = torch.as_tensor(given, device=device)
     except (TypeError, ValueError, RuntimeError):
         index = torch.empty(0, device=device)
-    if index.is_floating_point() and (index.numel() or isinstance(given, str) or len(given)):
+    if index.is_floating_point() and (index.numel() or not _is_empty(given)):
         raise UserError(f"Expected neurons of layer {layer} as whole numbers, or a mask of bools, got {given!r}.")
     if index.dtype is torch.bool:
         if index.shape != (d_ff,):
@@ -141,6 +148,10 @@ def _numbers(given: Neurons, layer: int, d_ff: int, device: torch.device) -> Ten
     if len(index) and not (int(index[0]) >= 0 and int(index[-1]) < d_ff):
         raise UserError(f"Expected neurons from 0 to {d_ff - 1} of layer {layer}, got {index.tolist()}.")
     return index
+
+
+def _is_empty(given: Any) -> bool:
+    return not isinstance(given, str) and hasattr(given, "__len__") and not len(given)
 
 
 def _silenced(index: Tensor) -> Any:

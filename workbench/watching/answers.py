@@ -6,6 +6,7 @@ is asked, so that a watch needs nothing that it needs.
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -32,11 +33,15 @@ class Answers:
 
     @property
     def nnz(self) -> np.ndarray:
-        """How many neurons each token fired in each layer, [tokens, layers], padding left out; as `table` has them."""
+        """How many neurons each token fired in each layer, int32 [tokens, layers], a row for each row of `table`."""
         return self._activity()[nnz_columns(self.loaded.layers)].to_numpy()
 
     def table(self) -> pd.DataFrame:
-        """Return a row a token: sequence, position, token_id, text, phase, flags, nnz_LL; loss, where it was taken."""
+        """Return a row a token that was read, padding left out, by sequence and position.
+
+        Columns: sequence; position; token_id; text; phase (0 prefill, 1 decode); flags (0: it counts); loss (of the
+        next token, nats; where it was taken); nnz_LL (neurons that it fired in layer LL).
+        """
         rows = self._activity()
         text = [f"<{token}>" for token in rows["token_id"]]
         if self.run.has("vocab"):
@@ -65,8 +70,11 @@ class Answers:
         """Return a layer's values as a CSR matrix [tokens, d_ff], a row for each row of `table`, or for each of those
         that were drawn if the watch keeps a share.
 
-        form: scipy | torch. Values are rounded to float16, as in a run.
+        form: scipy | torch. Values are what the activation makes of the gate, before the up branch multiplies it, or
+        with a threshold |hidden|; rounded to float16, as in a run.
         """
+        if form not in ("scipy", "torch"):
+            raise UserError(f"Expected form= as scipy or torch, got {form!r}.")
         self._check_kept(layer)
         matrix, _ = ask("fired_csr", self.run, layer=layer)
         if form == "scipy":
@@ -75,14 +83,14 @@ class Answers:
         return torch.sparse_csr_tensor(begins, neurons, values, size=matrix.shape)
 
     def neurons(self, token: int, layer: int) -> pd.DataFrame:
-        """Return the neurons that a token fired in a layer, the largest value first. Columns: neuron, value.
+        """Return the neurons that a token fired in a layer, the largest value first. Columns: neuron, value (as in
+        `fired`).
 
         token: the row in `table`
         """
         self._check_kept(layer)
         rows = self._activity()
-        if not 0 <= token < len(rows):
-            raise UserError(f"Expected a token from 0 to {len(rows) - 1}, got {token}.")
+        _check_number("token", token, len(rows))
         where = rows.iloc[token]
         fired = ask("neurons_at", self.run, sequence=int(where["sequence"]), position=int(where["position"]))
         fired = fired.loc[fired["layer"] == layer, ["neuron", "value"]].astype({"neuron": "int32"})
@@ -102,8 +110,15 @@ class Answers:
             )
 
     def _check_layer(self, layer: int) -> None:
-        if not 0 <= layer < self.loaded.layers:
-            raise UserError(f"Expected a layer from 0 to {self.loaded.layers - 1}, got {layer}.")
+        if not hasattr(self, "loaded"):
+            raise Missing("This watch has not begun: call the model inside the with block.")
+        _check_number("layer", layer, self.loaded.layers)
+
+
+def _check_number(what: str, number: int, count: int) -> None:
+    """Raise UserError for what is no whole number below a count."""
+    if not isinstance(number, Integral) or not 0 <= number < count:
+        raise UserError(f"Expected a {what} from 0 to {count - 1}, got {number!r}.")
 
 
 def ask(question: str, run: Run, **options: Any) -> Any:

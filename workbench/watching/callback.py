@@ -53,8 +53,8 @@ class TwellCallback(TrainerCallback):
     ) -> None:
         self.watch: watch | None = None
         self._log: TrainingLog | None = None  # both are closed also where an argument is refused
-        if every < 1:
-            raise UserError(f"Expected every= of at least 1 step, got {every}.")
+        if not isinstance(every, int) or every < 1:
+            raise UserError(f"Expected every= of at least 1 step, got {every!r}.")
         self.every, self.prefix = every, prefix
         self._out = None if out is None else Path(out)
         self._given: dict[str, Any] = {"ffns": ffns, "threshold": threshold}
@@ -68,8 +68,9 @@ class TwellCallback(TrainerCallback):
             refuse_existing(self._out)
         self.watch = watch(model, rows=False, dense=True, **self._given).__enter__()
         self.watch.tracker.count_calls(False)
-        self._began = time.monotonic()
-        self._last = (self._began, 0)
+        self._began = self._stepped = time.monotonic()
+        self._tokens, self._evaluating = 0, 0.0  # tokens trained on, and seconds of evaluations, so far
+        self._last = (self._began, 0)  # of the row before: when, without evaluations, and tokens
         if self._out is not None:
             self._log = self._new_log(self._out)
 
@@ -92,11 +93,20 @@ class TwellCallback(TrainerCallback):
         """Count this step, if it is its turn."""
         if self.watch is not None:
             self.watch.tracker.count_calls(state.global_step % self.every == 0)
+            self._read = self.watch.tracker.rows_read
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count nothing between steps, as an evaluation."""
         if self.watch is not None:
             self.watch.tracker.count_calls(False)
+            self._tokens += self.watch.tracker.rows_read - self._read
+            self._stepped = time.monotonic()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Leave an evaluation out of the speed of training."""
+        if self.watch is not None:
+            before, self._stepped = self._stepped, time.monotonic()  # several may follow one step
+            self._evaluating += self._stepped - before
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Add the numbers to the logs of a step, and a row to the run."""
@@ -114,14 +124,14 @@ class TwellCallback(TrainerCallback):
 
     def _row(self, state: Any, logs: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
         assert self.watch is not None
-        now, tokens = time.monotonic(), self.watch.tracker.rows_read
-        before, self._last = self._last, (now, tokens)
+        now = time.monotonic()
+        before, self._last = self._last, (now - self._evaluating, self._tokens)
         layers = range(self.watch.loaded.layers)
         row = {
             "step": state.global_step,
-            "tokens": tokens,
+            "tokens": self._tokens,
             "seconds": now - self._began,
-            "tokens_per_second": (tokens - before[1]) / max(now - before[0], 1e-9),
+            "tokens_per_second": (self._tokens - before[1]) / max(self._last[0] - before[0], 1e-9),
             "total_steps": state.max_steps,
             "loss": float(logs["loss"]),
             "l1": float("nan"),

@@ -21,6 +21,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from twell.workbench.capturing import command
+from twell.workbench.capturing.firings import layers_text
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import attached, unwrapped
 from twell.workbench.option_fields import check_bounds
@@ -28,6 +29,7 @@ from twell.workbench.options import CaptureOptions
 from twell.workbench.run.store import Run, refuse_existing
 from twell.workbench.text.given import sources_of
 from twell.workbench.text.sources import TextSource
+from twell.workbench.watching.session import fast
 
 OF_A_PATH = ("revision", "device", "resume")  # options that an object has decided already
 NOT_GIVEN = ("model", "text", "out")  # arguments of their own here
@@ -56,8 +58,8 @@ def capture(
     for name in options:
         if name not in known or (name in OF_A_PATH and isinstance(model, nn.Module)):
             raise UserError(f"Expected options of a capture, such as tokens or examples, got {name}.")
-    if options.get("fired") is not None and not isinstance(options["fired"], str):
-        options["fired"] = ",".join(map(str, options["fired"]))
+    if "fired" in options:
+        options["fired"] = layers_text(options["fired"], "fired=")
     sources = sources_of(texts)
     given: dict[str, Any] = {"text": tuple(source.name for source in sources), **options}
     folder = _temporary() if out is None else Path(out)
@@ -66,7 +68,7 @@ def capture(
         return command.capture(CaptureOptions(model=str(model), out=folder, **given), sources, not progress)
     refuse_existing(folder)
     inner = unwrapped(model)
-    tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(inner)
+    tokenizer = _tokenizer_of(inner) if tokenizer is None else fast(tokenizer)
     threshold, kernel = options.get("threshold"), options.get("kernel", "auto")
     with attached(model, tokenizer, threshold=threshold, kernel=kernel) as loaded:
         chosen = CaptureOptions(model=loaded.name, out=folder, **given)

@@ -24,6 +24,7 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ import numpy as np
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from twell.workbench.capturing.firings import parse_fired
+from twell.workbench.capturing.firings import layers_text, parse_fired
 from twell.workbench.capturing.recorder import Recorder
 from twell.workbench.capturing.resume import new_manifest
 from twell.workbench.errors import Missing, UserError
@@ -66,7 +67,7 @@ class watch(Answers):  # called like a function, in a with statement
     fired: layers whose firings are kept for every token, as [3, 4], "0,3-5:0.01" with a share, or True for all
     hidden: layers whose hidden values of the last call are kept
     loss: take the loss of the next token from the model's logits, at each token whose next one the same call reads, or
-    the next call that goes on from its cache
+    the next call that goes on from its cache; an output that is a tensor or a tuple names no logits, so it has none
     out: a folder for the run, which the dashboard shows while it grows; default: a temporary one
     name: what the model is called in the run; default: its folder's or its class's name
 
@@ -90,22 +91,21 @@ class watch(Answers):  # called like a function, in a with statement
         out: str | Path | None = None,
         name: str | None = None,
     ) -> None:
+        limit = float(threshold) if isinstance(threshold, Real) else None  # of numpy's types too, none of which is JSON
         self.model, self.tokenizer, self.rows, self._dense = model, tokenizer, rows, dense
-        self._given: dict[str, Any] = {"ffns": ffns, "threshold": threshold, "kernel": kernel, "name": name}
+        self._given: dict[str, Any] = {"ffns": ffns, "threshold": limit, "kernel": kernel, "name": name}
         self._probes, self._asks_fired, self._asks_hidden, self._loss = probes, fired, hidden, loss
         self._out = None if out is None else Path(out)
         self._recorder: Recorder | None = None
         self._folder: Path | None = None
         self._batches = 0
         self._entered = self._ended = False
-        if threshold is not None and not 0 <= threshold < math.inf:
-            raise UserError(f"Expected a threshold of at least 0, got {threshold}.")
+        if threshold is not None and not (isinstance(threshold, Real) and 0 <= threshold < math.inf):
+            raise UserError(f"Expected a threshold of at least 0, got {threshold!r}.")
         if probes not in ("counts", "neurons"):
             raise UserError(f"Expected probes of counts or neurons, got {probes!r}.")
-        if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerFast):
-            raise UserError(
-                f"Expected a fast tokenizer, got a {type(tokenizer).__name__}: load its fast form, or give none."
-            )
+        if tokenizer is not None:
+            fast(tokenizer)
 
     def __enter__(self) -> watch:
         if self._entered:
@@ -115,7 +115,8 @@ class watch(Answers):  # called like a function, in a with statement
         with ExitStack() as stack:
             self.loaded: AttachedModel = stack.enter_context(attached(self.model, self.tokenizer, **self._given))
             loaded = self.loaded
-            fired, hidden = (_layers(asked, loaded.layers) for asked in (self._asks_fired, self._asks_hidden))
+            fired = _layers(self._asks_fired, loaded.layers, "fired=")
+            hidden = _layers(self._asks_hidden, loaded.layers, "hidden=")
             self._special = np.array(sorted(self._special_ids()), dtype=np.int32)
             self.totals = Totals(loaded)
             for slot in loaded.slots if self._dense else ():
@@ -199,6 +200,8 @@ class watch(Answers):  # called like a function, in a with statement
     def metrics(self) -> dict[str, float]:
         """Return mean nnz, sparsity and share of dead neurons, by layer and over all, and the mean loss if it is asked
         for, of the tokens read since the last time; flat, for a logger. Waits for the device."""
+        if not self._entered:
+            raise Missing("This watch has not begun: call the model inside the with block.")
         return self.totals.take()
 
     def text(self, sequence: int = 0, layer: int | None = None) -> Any:
@@ -256,14 +259,18 @@ class _WatchedText:
         return {"source": SOURCE}
 
 
-def _layers(asked: Layers, layers: int) -> str | None:
-    """Return layers as the option --fired names them; None for none."""
-    if asked is False or asked is None:
-        return None
-    if asked is True:
-        return "all"
-    text = asked if isinstance(asked, str) else ",".join(map(str, asked))
-    parse_fired(text, layers)
+def fast(tokenizer: Any) -> PreTrainedTokenizerFast:
+    """Return a tokenizer that is fast. Raises UserError for another."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UserError(f"Expected a fast tokenizer, got a {type(tokenizer).__name__}: load its fast form.")
+    return tokenizer
+
+
+def _layers(asked: Layers, layers: int, name: str) -> str | None:
+    """Return layers as the option --fired names them; None for none. name: of the argument"""
+    text = layers_text(asked, name)
+    if text is not None:
+        parse_fired(text, layers, name)
     return text
 
 

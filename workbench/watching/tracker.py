@@ -155,7 +155,9 @@ class Tracker:
             group.closed = True
             self._by_cache.pop(id(cache), None)
         elif method == "crop":
-            group.cut(cached_columns(cache), self._numbers)
+            columns = cached_columns(cache)
+            if columns < group.columns:  # drafts of which all were taken leave nothing to cut
+                group.cut(columns, self._numbers)
         elif method == "batch_repeat_interleave":
             group.reorder([row for row in rows for _ in range(int(given))], self._numbers)
         elif isinstance(given, Tensor):

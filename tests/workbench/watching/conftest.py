@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.captures import save_model
 from support.watched import PAD, SENTENCES
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +34,15 @@ def tokenizer(tiny: Path) -> PreTrainedTokenizerFast:
 @pytest.fixture
 def model(tiny: Path, load_object: Callable[..., Any]) -> Any:
     return load_object(tiny)
+
+
+@pytest.fixture
+def small() -> Any:
+    """Make a Llama of two layers."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
+    config = LlamaConfig(**sizes, num_attention_heads=2, hidden_act="relu")
+    return LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from support.watched import PAD, SENTENCES, by_hooks, first_map, rows_of, same_s
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from twell.analysis import by_layer, by_neuron
-from twell.workbench import ablate, capture, open_run, watch
+from twell.workbench import ablate, capture, open_run, threshold, watch
 from twell.workbench.errors import UserError
 from twell.workbench.run.schema import nnz_columns
 
@@ -158,6 +158,20 @@ def test_ablation(family: str, tmp_path: Path, load_object: Callable[..., Any], 
     assert same_state(before, state_of(model))
 
 
+def test_numbers_of_other_kinds(small: Any) -> None:
+    """A threshold is one number whoever's type it has, and a capture takes layers as a watch does."""
+    ids, outputs = torch.arange(1, 9)[None], []
+    for value in (0.01, np.float32(0.01), torch.tensor(0.01), [0.01, 0.01]):
+        with torch.no_grad(), threshold(small, value):
+            outputs.append(small(ids).logits)
+    assert all(torch.equal(one, outputs[0]) for one in outputs)
+    with torch.no_grad(), watch(small, threshold=np.float32(0.01), fired=True) as w:
+        small(ids)
+    assert w.run.manifest.options["threshold"] == pytest.approx(0.01)
+    with pytest.raises(UserError, match=r"Expected form= as scipy or torch, got 'numpy'\.$"):
+        w.fired(0, form="numpy")  # type: ignore[arg-type]
+
+
 def test_capture_from_objects(tiny: Path, model: Any, texts: tuple[str, ...], tmp_path: Path) -> None:
     """A path and an object, sources and strings: the rows are the same."""
     options: dict[str, Any] = {"timings": 0, "seq_len": 24, "batch_tokens": 64, "examples": 2}
@@ -165,7 +179,8 @@ def test_capture_from_objects(tiny: Path, model: Any, texts: tuple[str, ...], tm
     strings = [Path(text).read_text(encoding="utf-8") for text in texts]
     run = capture(model, strings, out=tmp_path / "object", **options)
     assert same_state(before, state_of(model))
-    other = capture(model, list(texts), **options)
+    other = capture(model, list(texts), fired=True, **options)
+    assert other.has("fired") and not run.has("fired")
     for table in ("activity", "neurons", "examples"):
         assert (
             run.frame(table)

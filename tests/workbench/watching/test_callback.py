@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from twell.workbench.errors import UserError
 pytest.importorskip("accelerate")
 
 STEPS, EVERY = 6, 2
+SLOW = 0.5  # seconds that a reporter's evaluation takes at least
 
 
 class Reporter(TrainerCallback):
@@ -31,6 +33,9 @@ class Reporter(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         self.logs.append(dict(logs))
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        time.sleep(SLOW)
 
 
 def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer:
@@ -80,6 +85,8 @@ def test_its_numbers(
     assert run.manifest.status == "complete"
     steps, layers = training_steps(run), training_layers(run)
     assert steps["step"].tolist() == [2, 4, 6]
+    assert steps["tokens"].tolist() == [48, 96, 144]  # of 12 each; the evaluation after step 3 is no training
+    assert steps["tokens_per_second"][1] > 48 / SLOW
     np.testing.assert_allclose(steps["loss"], [logs["loss"] for logs in logged])
     np.testing.assert_allclose(
         layers["nnz"][layers["step"] == 6], [logged[-1][f"twell/nnz/layer_{n:02}"] for n in range(3)]

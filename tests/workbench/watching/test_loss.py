@@ -69,6 +69,21 @@ def test_a_text_in_several_calls(model: Any, tokenizer: Any, batch: Any) -> None
     assert w.metrics()["loss"] == pytest.approx(mean, rel=1e-4)
 
 
+def test_a_cut_of_nothing(model: Any, tokenizer: Any, batch: Any) -> None:
+    """A sequence goes on where its cache is cut to what it holds, as after drafts that were all taken; after a real
+    cut another goes on from there."""
+    ids = batch["input_ids"][:1, -9:]
+    with torch.no_grad(), watch(model, tokenizer, loss=True) as w:
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        cache.crop(0)
+        model(ids[:, 4:], past_key_values=cache)
+        cache.crop(-2)
+        model(ids[:, 7:], past_key_values=cache)
+    table = w.table()
+    assert table["sequence"].tolist() == [0] * 9 + [1] * 2 and table["position"].tolist() == [*range(9), 7, 8]
+    assert table["loss"].notna().tolist() == [True] * 8 + [False, True, False]
+
+
 def test_with_gradients_and_without_rows(model: Any, tokenizer: Any, batch: Any) -> None:
     firsts = batch["attention_mask"].cumsum(1) == 1  # transformers has padding predict a first token, a watch does not
     labels = batch["input_ids"].masked_fill((batch["attention_mask"] == 0) | firsts, -100)

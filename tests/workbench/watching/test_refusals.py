@@ -14,20 +14,11 @@ import pytest
 import torch
 from support.watched import same_state, state_of
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM
 
-from twell.workbench import ablate, capture, prune, threshold, watch
+from twell.workbench import TwellCallback, ablate, capture, prune, study, threshold, watch
 from twell.workbench.errors import UserError
 from twell.workbench.watching.hooks import LISTENERS
-
-
-@pytest.fixture
-def small() -> Any:
-    """Make a Llama of two layers."""
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
-    config = LlamaConfig(**sizes, num_attention_heads=2, hidden_act="relu")
-    return LlamaForCausalLM(config).eval()
 
 
 def sentence(call: Callable[[], Any]) -> str:
@@ -180,6 +171,21 @@ def test_arguments(small: Any, tmp_path: Path) -> None:
         "one a layer, got x": lambda: threshold(small, unfit("x")).__enter__(),
         "to prune, got a str": lambda: prune("models/mine", np.ones((2, 32), bool)),
         "strings, paths or sources, got a int": lambda: capture(small, unfit(5)),
+        "a mask of bools [2, 32], got object []": lambda: prune(small, unfit(None)),
+        "fired= as layers, such as": lambda: enter(small, fired=unfit(3)),
+        "Expected hidden= as LAYERS": lambda: enter(small, hidden=[2]),
+        "a threshold of at least 0, got 'x'": lambda: enter(small, threshold=unfit("x")),
+        "a layer from 0 to 1 of LlamaForCausalLM, got 'x'": lambda: ablate(small, unfit({"x": [1]})).__enter__(),
+        "as whole numbers, or a mask of bools, got None": lambda: ablate(small, unfit({0: None})).__enter__(),
+        "This watch has not begun": lambda: watch(small).metrics(),
+        "has not begun: call": lambda: watch(small).hidden(0),
+        "got a str: load its fast form": lambda: capture(small, ["a text"], tokenizer=unfit("x")),
+        "tokens= as an int, got 'x'": lambda: capture(small, ["a text"], tokens="x"),
+        "examples= as an int, got 1.5": lambda: capture(small, ["a text"], examples=1.5),
+        "probes= as one of counts, neurons, all, got 'x'": lambda: capture(small, ["a text"], probes="x"),
+        "loss= as True or False, got 1": lambda: capture(small, ["a text"], loss=1),
+        "seed= as an int, got 'x'": lambda: study(small, ["a text"], seed="x"),
+        "every= of at least 1 step, got 1.5": lambda: TwellCallback(every=unfit(1.5)),
     }
     before = state_of(small)
     for expected, call in cases.items():
@@ -283,7 +289,8 @@ def test_what_was_not_kept(small: Any) -> None:
         small(torch.arange(1, 9)[None])
     assert "keeps no firings" in sentence(lambda: w.fired(1))
     assert "keeps no hidden values" in sentence(lambda: w.hidden(1))
-    assert "layer from 0 to 1" in sentence(lambda: w.fired(2))
+    assert "layer from 0 to 1, got 2" in sentence(lambda: w.fired(2))
+    assert "layer from 0 to 1, got 'x'" in sentence(lambda: w.fired(unfit("x")))
     with torch.no_grad(), watch(small, rows=False) as w:
         small(torch.arange(1, 9)[None])
     assert "keeps no rows" in sentence(lambda: w.nnz)
