@@ -55,7 +55,8 @@ POOR: dict[str, dict[str, Any]] = {
 LACKING = {"no vocabulary": "vocab", "documents not known": "sequences"}  # tables that are taken out of the run
 NO_TEXT = {"by_word", "token_covariates", "loudest", "passages", "contexts"}  # what tells words or shows text
 INTERVALS = ("low", "high", "se", "mean_se", "z_se", "shrunk_se", "nnz_se")
-OF_OTHER_THINGS = {"token_classes", "gain_correlations", "neuron_histogram"}  # over tokens, over batches; ends of bins
+# over tokens; over batches, of all rows or of each layer; ends of bins
+OF_OTHER_THINGS = {"token_classes", "gain_correlations", "speedup", "neuron_histogram"}
 OF_WHOLE_RUN = (
     "by_layer",
     "first_positions",
