@@ -115,7 +115,7 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
             marker={"color": BLUE, "size": 8},
             text=[name if show_all or alone else "" for name, alone in zip(names, is_alone, strict=True)],
             customdata=names,
-            textposition=["bottom center" if below else "top center" for below in label_below],
+            textposition=["bottom right" if below else "top right" for below in label_below],  # beside their intervals
             textfont={"size": 11},
             hovertemplate="%{customdata}: mean nnz %{x:.3g}, %{y:.3g} × dense<extra></extra>",
         )
