@@ -60,8 +60,8 @@ Ffn ffn_of(const Arguments& a, const FfnTensors& tensors) {
                     f.part_ready);
   if (f.w_up != nullptr && f.blocks <= kDenseTileBlocks) f.dense_tiles = reinterpret_cast<int*>(f.row_sums + f.rows + 1);
   const StageSet stages{a.stages};
-  f.continues_with_up = f.dense_tiles != nullptr && stages.has(Stage::kUp);
   f.nnz = as<int>(a.counts.nnz, a.row), f.nnz_used = as<int>(a.nnz_used, a.row);
+  f.continues_with_up = f.dense_tiles != nullptr && stages.has(Stage::kUp) && f.nnz_used == nullptr;
   choose_rows16(f, {stages.has(Stage::kLeaveDense), stages.has(Stage::kNextWave), stages.has(Stage::kWideGroups)}, multiprocessors());
   return f;
 }

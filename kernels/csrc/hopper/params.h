@@ -57,7 +57,9 @@ struct Ffn {
   // [3 * windows + 2 * pairs of blocks * tiles], after row_sums: which tiles are dense in `spill`, as in
   // dense_tiles.cuh. Zeros at first; null in a plain FFN, and with more than kDenseTileBlocks
   int* dense_tiles;
-  bool continues_with_up;          // whether the gate's kernel may continue with their up products
+  // whether the gate's kernel may continue with their up products. `up` makes those again that lie in blocks which then do
+  // not run dense, so it may not where used products are counted
+  bool continues_with_up;
   int* order;  // [windows * 1024]: the rows of each block, by nnz within a window; entries from `rows` on stay in place
   // [blocks, panels * 64]: the block's neurons, ascending; neuron 0 fills the last 64 of them, or the first 64 of an
   // empty union

@@ -6,12 +6,14 @@ float64, values at the edges of the types, rows that are not finite, streams and
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from support import gpu_checks
+from support.dense_tile_checks import TAKEN, TILE, counters, run
 from support.gpu_checks import CUDA, assert_same, assert_same_on_streams, assert_same_results, make, normal_ffn, uneven
 from torch import Tensor
 from torch.nn.functional import linear
@@ -62,6 +64,19 @@ def test_dense_tiles_and_many_rows(activation: dict[str, Any]) -> None:
     ):
         params.x[len(params.x) // 3, 3] = float("nan")
         assert_right(params, (*params.x.shape, len(params.w_gate)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("quiet", "silent"), [(-8, 11), (0, 11), (7, 11), (-8, 6), (-8, 4)])
+def test_used_products_are_counted_once(quiet: int, silent: int) -> None:
+    """Where so many of 20 tiles are silent and the others lie whole: the gate's kernel goes on with these, and
+    where they are too few, `up` makes all products again."""
+    params = make(4500, 520, 20 * TILE, quiet, up_relu=True)
+    params.x[:, 1], params.w_gate[:, 1] = 1, 0
+    params.w_gate[: silent * TILE, 1] = -256
+    assert_right(params, (quiet, silent))
+    uncounted = replace(params, probes="none", layout=None, want_packed=False)
+    assert bool((counters(run(uncounted)[2], 4500) == TAKEN).any())
 
 
 @pytest.mark.gpu

@@ -123,7 +123,7 @@ __device__ __forceinline__ void consume_dense_tile(float (&d)[128], Ring& ring, 
   };
   finish_up<T, kTileN / kPanelColumns>(d, s, c, biases != nullptr, bias, [&](int row) {
     if (m0 + row < f.rows) atomicOr(f.row_sums + m0 + row, kNonfiniteUp);
-  }, [&](int row) { return f.nnz_used != nullptr && m0 + row < f.rows ? f.nnz_used + m0 + row : nullptr; });
+  }, [](int) -> int* { return nullptr; });
   fence_async_proxy();
   c.sync();
   if (c.lane == 0 && task.block < f.blocks && panel < f.panels)
