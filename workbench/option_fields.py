@@ -8,6 +8,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from twell.workbench.errors import UserError
 
 TYPES: dict[Any, tuple[type, ...]] = {float: (int, float)}  # what fits where another type is declared
@@ -30,6 +32,11 @@ def option(
     """
     about = {"help": help, "unit": unit, "value": value, "argument": argument, "least": least, "most": most}
     return field(default=default, metadata=about)
+
+
+def plain_values(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options by name with NumPy's scalars, which arrays and DataFrames give, as Python's."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
 
 
 def check_bounds(options: Any, from_python: bool = False) -> None:

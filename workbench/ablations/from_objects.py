@@ -21,7 +21,7 @@ from twell.workbench.ablations.options import AblateOptions
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import unwrapped
 from twell.workbench.models.own_code import has_zeros, own_of
-from twell.workbench.option_fields import check_bounds
+from twell.workbench.option_fields import check_bounds, plain_values
 from twell.workbench.run.store import Run
 from twell.workbench.text.sources import TextSource
 from twell.workbench.watching.from_objects import capture
@@ -50,7 +50,7 @@ def study(
     for name in options:
         if name not in OF_STUDY:
             raise UserError(f"Expected options of a study, {', '.join(OF_STUDY)}, got {name}.")
-    chosen = AblateOptions(target="", condition=tuple(conditions), **options)
+    chosen = AblateOptions(target="", condition=tuple(conditions), **plain_values(options))
     check_bounds(chosen, from_python=True)
     is_object = isinstance(model, nn.Module)
     if is_object and threshold is None and not has_zeros(unwrapped(model)):

@@ -24,7 +24,7 @@ from twell.workbench.capturing import command
 from twell.workbench.capturing.firings import layers_text
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import attached, unwrapped
-from twell.workbench.option_fields import check_bounds
+from twell.workbench.option_fields import check_bounds, plain_values
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.store import Run, refuse_existing
 from twell.workbench.text.given import sources_of
@@ -60,7 +60,7 @@ def capture(
             raise UserError(f"Expected options of a capture, such as tokens or examples, got {name}.")
     if "fired" in options:
         options["fired"] = layers_text(options["fired"], "fired=")
-    sources = sources_of(texts)
+    sources, options = sources_of(texts), plain_values(options)
     given: dict[str, Any] = {"text": tuple(source.name for source in sources), **options}
     folder = _temporary() if out is None else Path(out)
     check_bounds(CaptureOptions(model="", out=folder, **given), from_python=True)

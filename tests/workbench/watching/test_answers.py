@@ -210,6 +210,8 @@ def test_capture_from_objects(tiny: Path, model: Any, texts: tuple[str, ...], tm
     with pytest.raises(UserError, match="nothing there"):
         capture(model, "missing.txt")
     assert capture(model, "a text", fired=[1, 2]).manifest.options["fired"] == "1,2", "as a watch takes them"
+    numbers = {"tokens": np.int64(3), "threshold": np.float32(0.5)}  # as a DataFrame gives them
+    assert capture(model, "a text", **numbers).manifest.options["tokens"] == 3
 
 
 def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
