@@ -49,7 +49,7 @@ struct Ffn {
   // [rows, tiles, 32, 8]: such tiles, dense, with chunk c of row r at c ^ (r % 8), and those that are left as words
   // too; the gate does not write other tiles
   void* spill;
-  uint32_t* masks;       // [rows, tiles, 8]: what fires, a bit a neuron
+  uint32_t* masks;       // [rows, tiles, 8]: what fires, a bit a neuron; without a plan, counts of rows by groups of neurons
   uint32_t* fired;       // [blocks, tiles, 8]: likewise for any of 128 consecutive rows
   // [rows + 1]: how many neurons a row fires, with kNonfiniteGate if its gate values are not finite, and kNonfiniteUp
   // if up products that the gate's kernel made are not; then the number of `tasks`. Zeros at first

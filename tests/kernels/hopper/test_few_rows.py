@@ -116,12 +116,12 @@ def test_one_neuron_alone_spoils_a_row(n: int, d_ff: int, how: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 8, 40])
 def test_few_rows_of_many_neurons_leave_the_rest_of_the_workspace_alone(n: int) -> None:
-    """Counts of a tile's rows lie where the words of these rows would: of one row there is little room."""
+    """Counts of a tile's rows lie where bits of what these rows fire would: of one row there is little room."""
     one = make(n, 136, 16_384, 0, probes="none", layout=None, want_packed=False)
     (y, stats), workspace = results(one), hopper.HopperWorkspace(n, 16_384, one.x.dtype, CUDA)
     rest = [
         workspace.tensor("heads"),
-        workspace.tensor("masks"),
+        workspace.tensor("tails"),
         workspace.tensor("spill"),
         workspace.tensor("fired"),
         workspace.tensor("row_sums"),

@@ -34,8 +34,17 @@ SHAPES = [  # d_model, d_ff, quiet: rows that fire hardly, nearly all, not at al
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_count_of_rows_equals_the_reference(shape: tuple[int, int, float], dtype: torch.dtype) -> None:
     everything = {"probes": "neurons", "layout": Layout(), "want_packed": True}
+    words_alone = {"probes": "neurons"}  # nothing counts nnz from them
     for n in ROWS:
-        for options in ({}, {"gated": False}, {"bias": True}, everything, {"bias": True, "gated": False} | everything):
+        for options in (
+            {},
+            {"gated": False},
+            {"bias": True},
+            everything,
+            {"bias": True, "gated": False} | everything,
+            words_alone,
+            {"gated": False, "want_packed": True},
+        ):
             one = call(n, *shape, dtype=dtype, **options)
             assert_same_results(hopper.run(one), reference.run(one), (n, options))
 
@@ -46,7 +55,7 @@ def test_every_count_of_rows_equals_the_reference(shape: tuple[int, int, float],
 )
 def test_many_rows_of_few_neurons(n: int, d_model: int, d_ff: int, quiet: float) -> None:
     everything = {"probes": "neurons", "layout": Layout(), "want_packed": True}
-    for options in ({}, {"gated": False, "bias": True}, everything):
+    for options in ({}, {"gated": False, "bias": True}, everything, {"want_packed": True}):
         one = call(n, d_model, d_ff, quiet, **options)
         one.x[n // 2, 3] = float("nan")
         assert_same_results(hopper.run(one), reference.run(one), (n, options))

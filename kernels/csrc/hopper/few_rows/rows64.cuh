@@ -9,8 +9,8 @@
 //
 // The launches hand on (hidden, in `Ffn`): [d_ff][rows padded to a multiple of 64], with the neurons of the union
 // alone. In `unions`, for each 48 neurons: 64 bits, those that fired; then, for each, a bit a row that is not finite.
-// In `tails`, for each, how many fired in each row, a byte. `pack_words` turns the values, dense in `spill`, into words
-// if these are requested.
+// In `masks`, for each, how many fired in each row, a byte. `pack_words` turns the values, dense in `spill`, into words
+// if these are requested, and writes them before the counts are read.
 #pragma once
 
 #include "common/bits.cuh"
@@ -40,7 +40,7 @@ struct Rows64Marks {
   __device__ __forceinline__ explicit Rows64Marks(const Ffn& f) {
     groups = (f.d_ff + kGroupNeurons - 1) / kGroupNeurons;
     fired = reinterpret_cast<uint64_t*>(f.unions), broken = reinterpret_cast<uint32_t*>(fired + groups);
-    counts = reinterpret_cast<uint8_t*>(f.tails);
+    counts = reinterpret_cast<uint8_t*>(f.masks);
   }
 };
 

@@ -10,7 +10,7 @@
 // for the requests of a single thread: warps take turns.
 //
 // The launches hand on: in `hidden`, for each block, [panels * 64 neurons][128 rows], with the neurons of the block's
-// union alone. In `unions`, for each block, `TiledMarks`, and its counts in `tails`.
+// union alone. In `unions`, for each block, `TiledMarks`, and its counts in `masks`, as `pack_words` may write `tails` first.
 #pragma once
 
 #include <algorithm>
@@ -76,7 +76,7 @@ struct TiledMarks {
     fired = f.unions + static_cast<int64_t>(block) * f.panels * kPanelColumns;
     broken = reinterpret_cast<uint32_t*>(fired + f.panels * 4);
     rows = min(f.rows, kBlockRows);
-    counts = reinterpret_cast<uint16_t*>(f.tails) + static_cast<int64_t>(block) * tiles * rows;
+    counts = reinterpret_cast<uint16_t*>(f.masks) + static_cast<int64_t>(block) * tiles * rows;
   }
   __device__ __forceinline__ uint16_t* counts_of(int tile) const { return counts + tile * rows; }
 };
