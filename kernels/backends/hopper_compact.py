@@ -108,8 +108,12 @@ class WorkspaceLayout:
 
 
 def forward_layout(n: int, d_ff: int) -> WorkspaceLayout:
-    """Lay out the workspace of a forward pass; with fewer rows than n at a time, their number follows the offsets."""
-    rows = FORWARD_ROWS if ENABLED else n
+    """Lay out the workspace of a forward pass; with fewer rows than n at a time, their number follows the offsets.
+
+    A backward pass that is not compact repeats the forward pass over all rows at once. The order of rows and the unions
+    depend on how many there are, so the forward pass then takes all at once too.
+    """
+    rows = FORWARD_ROWS if ENABLED and takes(n, d_ff) else n
     regions = hopper.regions(min(n, rows), d_ff, torch.bfloat16, True)
     return WorkspaceLayout(regions.offsets + ((rows,) if n > rows else ()), (), regions.nbytes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from twell.kernels import training
 from twell.kernels.backends import hopper, hopper_backward, hopper_compact
@@ -65,6 +66,20 @@ def test_a_block_takes_less_than_two_fifths_of_a_gib(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hopper_compact, "ENABLED", False)
     worst = hopper_backward.backward_layout(ROWS, D_MODEL, D_FF, Room(ROWS * capacity))
     assert worst.nbytes > 10 * back.nbytes and len(worst.offsets) == 19 and len(worst.sizes) == 13
+
+
+@pytest.mark.parametrize(
+    ("n", "d_ff", "whole"),
+    [(ROWS, D_FF, False), (131_072, 5632, False), (131_072, 6656, True), (65_536, 13_312, True), (8192, 16_384, False)],
+)
+def test_what_is_repeated_whole_was_run_whole(n: int, d_ff: int, whole: bool) -> None:
+    """The order of rows and the unions of what was kept depend on how many rows a pass takes."""
+    capacity = training.capacity_for(d_ff // 8, d_ff)
+    back = hopper_backward.backward_layout(n, D_MODEL, d_ff, Room.of(n, d_ff, True, capacity))
+    regions = hopper.regions(n, d_ff, torch.bfloat16, True)
+    passes = hopper_compact.forward_layout(n, d_ff).offsets[len(regions.offsets) :]
+    assert (len(back.sizes) == 13) == whole
+    assert passes == (() if whole or n <= hopper_compact.FORWARD_ROWS else (hopper_compact.FORWARD_ROWS,))
 
 
 def test_values_are_computed_at_once_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

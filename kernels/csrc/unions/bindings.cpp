@@ -10,8 +10,8 @@ void of_rows(const Tensor& heads, const Maybe& tails, const Maybe& spill_index, 
              const Tensor& marks, const Tensor& histogram, int64_t tile, int64_t slots) {
   const DeviceGuard guard(heads.get_device_index());
   const Packed packed = packed_of(heads, tails, spill_index, spill, tile, slots);
-  twell::unions::launch_rows(packed, as<int>(blocks), blocks.size(0), blocks.size(1), as<uint32_t>(marks),
-                             as<unsigned long long>(histogram), stream_of(heads));
+  twell::unions::launch_rows(packed, histogram.size(0) - 1, as<int>(blocks), blocks.size(0), blocks.size(1),
+                             as<uint32_t>(marks), as<unsigned long long>(histogram), stream_of(heads));
 }
 
 void of_blocks(const Tensor& smaller, const Tensor& blocks, const Tensor& marks, const Tensor& histogram) {

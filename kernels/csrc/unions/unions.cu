@@ -27,7 +27,7 @@ __device__ __forceinline__ bool nonzero(const void* spill, int64_t at, int bytes
   return static_cast<const uint32_t*>(spill)[at] << 1;
 }
 
-__global__ void __launch_bounds__(kThreads) of_rows(const Packed p, const int* blocks, int wide, uint32_t* marks,
+__global__ void __launch_bounds__(kThreads) of_rows(const Packed p, int d_ff, const int* blocks, int wide, uint32_t* marks,
                                                     unsigned long long* histogram) {
   extern __shared__ uint32_t bits[];
   const int words = p.tiles * p.tile / 32;
@@ -40,7 +40,10 @@ __global__ void __launch_bounds__(kThreads) of_rows(const Packed p, const int* b
     const uint32_t *head = p.heads + at * p.head_words, *tail = p.tails + at * (p.slots + 1 - p.head_words) - p.head_words;
     const int count = head[0];
     uint32_t* tile_bits = bits + tile * (p.tile / 32);
-    const auto mark = [&](int column) { atomicOr(&tile_bits[column / 32], 1u << column % 32); };
+    const int columns = min(p.tile, d_ff - tile * p.tile);
+    const auto mark = [&](int column) {
+      if (column < columns) atomicOr(&tile_bits[column / 32], 1u << column % 32);
+    };
     if (count <= p.slots) {
       for (int i = 1; i <= count; ++i) mark((i < p.head_words ? head[i] : tail[i]) & 0xffffu);
     } else {
@@ -69,11 +72,11 @@ __global__ void __launch_bounds__(kThreads) of_blocks(const uint32_t* smaller, c
 
 }  // namespace
 
-void launch_rows(const Packed& packed, const int* blocks, int n, int wide, uint32_t* marks, unsigned long long* histogram,
-                 void* stream) {
+void launch_rows(const Packed& packed, int d_ff, const int* blocks, int n, int wide, uint32_t* marks,
+                 unsigned long long* histogram, void* stream) {
   const int bytes = packed.tiles * packed.tile / 8;
   if (n > 0)
-    launch(of_rows, n, kThreads, bytes, static_cast<cudaStream_t>(stream), packed, blocks, wide, marks, histogram);
+    launch(of_rows, n, kThreads, bytes, static_cast<cudaStream_t>(stream), packed, d_ff, blocks, wide, marks, histogram);
 }
 
 void launch_blocks(const uint32_t* smaller, const int* blocks, int n, int wide, int words, uint32_t* marks,
