@@ -158,6 +158,8 @@ class LoadedModel:
         }
         norm = FAMILIES[self.family].norm if self.family in FAMILIES else RMS_NORM
         model |= {"up_relu": True} if self.counts_used else {}
+        if self.watched and self.blocks:  # of other FFNs the definition of nnz tells how many matrices they have
+            model["ffn_parameters"] = threshold_ffn.ffn_parameters(self.blocks)
         return model | ({"norm": norm} if norm != RMS_NORM else {})
 
 

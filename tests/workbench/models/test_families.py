@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from twell.analysis import by_layer, by_token, summarize
+from twell.analysis.claims.activity import ffn_parameters
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import load
 from twell.workbench.options import SummarizeOptions, VerifyOptions
@@ -263,6 +264,9 @@ def test_any_ffn_by_a_threshold(
     assert 0.02 < columns(run).mean() / run.d_ff < 0.98
     assert "|hidden| > 0.05" in run.manifest.nnz_definition and "densely" in run.manifest.nnz_definition
     assert run.manifest.model["family"] == family
+    layers = next(one for one in model.get_decoder().children() if isinstance(one, nn.ModuleList))
+    matrices = [one for one in layers.parameters() if one.dim() == 2 and {run.d_ff, 2 * run.d_ff} & {*one.shape}]
+    assert ffn_parameters(run) == sum(one.numel() for one in matrices)  # Phi-3 has gate and up in one
     plain = (run.activity()["flags"] == 0).to_numpy()
     fires = run.frame("neurons").groupby(["layer", "neuron"])["fires"].sum()
     assert fires.sum() == (np.abs(hidden[plain]) > 0.05).sum()
