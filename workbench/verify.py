@@ -2,9 +2,9 @@
 
 The idea: tokens of the run go once more through the instrumented model and through the checkpoint's own code, in the
 same dtype. Logits are compared; and for each layer, on the very input that it had, the counts are compared with a count
-in float64. A neuron may be counted differently where its pre-activation is within rounding of zero, and only there:
-|z| <= d_model * 2^-23 * sum |x * w| (2^-52 for float64). The cost is the time of the same forward passes with each
-probe on over that with none, in turns. Both go into the manifest.
+in float64; with a ReLU on the up branch too, those of what is used as well. A neuron may be counted differently where a
+pre-activation is within rounding of zero, and only there: |z| <= d_model * 2^-23 * sum |x * w| (2^-52 for float64). The
+cost is the time of the same forward passes with each probe on over that with none, in turns. Both go into the manifest.
 
     twell verify runs/mine --tokens 20000
 """
@@ -112,7 +112,8 @@ def parity(
     """Compare logits and counts with the checkpoint's own code; return the manifest's `parity`.
 
     logit_error: greatest difference over the greatest logit; same_choice: share of rows with the same first choice
-    counts, differing, beyond_rounding: (token, layer) counts compared, unequal, and unequal by more than rounding
+    counts, differing, beyond_rounding: (token, layer) counts compared, unequal, and unequal by more than rounding; two
+    of each with a ReLU on the up branch too, of what fires and of what is used
     done: called after each batch
     """
     own: Any = weights.read(checkpoint, loaded.model.dtype)
@@ -161,16 +162,35 @@ class Counts:
             return
         ffn = self.loaded.ffns[layer]
         rounding = ROUNDING.get(self.loaded.dtype, 2.0**-23) * x.shape[1]
-        weight = ffn.w_gate.double()
-        bias = weight.new_zeros(len(weight)) if ffn.b_gate is None else ffn.b_gate.double()
-        for rows in row_of.split(max(1, CHUNK // len(weight))):
-            wide = x[rows].double()
-            z = nn.functional.linear(wide, weight, bias)
-            bound = rounding * nn.functional.linear(wide.abs(), weight.abs(), bias.abs())
-            off = (stats.nnz[rows] - (z > 0).sum(1)).abs()
-            self.compared += len(rows)
-            self.differing += int((off > 0).sum())
-            self.beyond += int((off > (z.abs() <= bound).sum(1)).sum())
+        gate = _wide(ffn.w_gate, ffn.b_gate)
+        up = _wide(ffn.w_up, ffn.b_up) if stats.nnz_used is not None and ffn.w_up is not None else None
+        for rows in row_of.split(max(1, CHUNK // ffn.d_ff)):
+            fired, near = _above_zero(x[rows].double(), *gate, rounding)
+            self._compare(stats.nnz[rows], fired, near)
+            if up is not None and stats.nnz_used is not None:
+                positive, near_too = _above_zero(x[rows].double(), *up, rounding)
+                either = (near & (positive | near_too)) | (near_too & (fired | near))
+                self._compare(stats.nnz_used[rows], fired & positive, either)
+
+    def _compare(self, counts: Tensor, right: Tensor, near: Tensor) -> None:
+        """Compare counts [n] with what is to be counted, and where rounding decides it: right, near, bool [n, d_ff]."""
+        off = (counts - right.sum(1)).abs()
+        self.compared += len(counts)
+        self.differing += int((off > 0).sum())
+        self.beyond += int((off > near.sum(1)).sum())
+
+
+def _wide(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return a map's weight and bias in float64."""
+    wide = weight.double()
+    return wide, wide.new_zeros(len(wide)) if bias is None else bias.double()
+
+
+def _above_zero(x: Tensor, weight: Tensor, bias: Tensor, rounding: float) -> tuple[Tensor, Tensor]:
+    """Return where a map's outputs on x [n, d_model] are above 0, and where they are within rounding of it: bool [n,
+    d_ff]. rounding: relative to the sum of what is added up"""
+    z = nn.functional.linear(x, weight, bias)
+    return z > 0, z.abs() <= rounding * nn.functional.linear(x.abs(), weight.abs(), bias.abs())
 
 
 def overhead(loaded: LoadedModel, texts: list[Batch], loss: bool, done: Callable[[], object]) -> dict[str, Any]:

@@ -194,14 +194,25 @@ def falls_exponentially(run: Run) -> Answer:
     )
 
 
+def ffn_parameters(run: Run) -> int:
+    """Return how many numbers stand in the FFN matrices of a run's model. Missing where the manifest does not say."""
+    model = run.manifest.model
+    if known := model.get("ffn_parameters"):
+        return int(known)
+    if run.manifest.options.get("threshold") is not None:
+        raise Missing("The manifest does not say how many matrices an FFN has: capture it again.")
+    plain = "plain" in run.manifest.nnz_definition or model.get("family") in ("opt", "nemotron")
+    return (2 if plain else 3) * int(model["d_model"]) * run.d_ff * run.layers
+
+
 def ffn_share(run: Run) -> Answer:
     """Check that FFN matrices hold more than two thirds of a large model's parameters."""
     model = run.manifest.model
-    matrices = 2 if "plain" in run.manifest.nnz_definition else 3
     parameters = model.get("parameters")
     if not parameters:
         raise Missing("The manifest does not say how many parameters the model has.")
-    ffn, embedding = matrices * model["d_model"] * run.d_ff * run.layers, model["d_model"] * model["vocab_size"]
+    ffn, embedding = ffn_parameters(run), model["d_model"] * model["vocab_size"]
+    each = ffn / (model["d_model"] * run.d_ff * run.layers)  # matrices of a layer
     share, without = ffn / parameters, ffn / (parameters - embedding)
     if parameters < LARGE:
         raise Missing(
@@ -210,7 +221,7 @@ def ffn_share(run: Run) -> Answer:
     return Answer(
         f"{100 * share:.0f} % of this model's {parameters:,} parameters stand in FFN matrices, {100 * without:.0f} % "
         "without one embedding",
-        f"{matrices} × {model['d_model']} × {run.d_ff} × {run.layers} layers; FLOPs depend on attention's shape, which "
+        f"{each:g} × {model['d_model']} × {run.d_ff} × {run.layers} layers; FLOPs depend on attention's shape, which "
         "a run does not record",
         HOLDS if share > TWO_THIRDS else IN_PART if without > TWO_THIRDS else FAILS,
         "more than two thirds of all parameters; of all but one embedding: in part",

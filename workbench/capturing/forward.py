@@ -40,7 +40,8 @@ class Counted:
     """The counts of a forward pass, on their way to the host; call `wait` before reading the host's tensors.
 
     nnz int32 [layers, tokens], finite bool [tokens], loss float32 [tokens that predict] or None: on the host
-    used: int32 [layers, tokens], how many fired neurons have a product that is not zero; None where all have
+    used: int32 [layers, tokens], how many fired neurons have a product that is not zero, all of them in a layer without
+    a ReLU on the up branch; None where no layer has one
     sums: over the batch's unflagged tokens, on the device
     entropy: as the loss, of the prediction
     """
@@ -166,8 +167,8 @@ def gather(stats: list[Stats], sums: LayerSums, row_of: Tensor, predicted: Tenso
     if stats:
         nnz = torch.stack([layer.nnz for layer in stats])[:, row_of]
         finite = torch.stack([layer.finite for layer in stats]).all(0)[row_of]
-        counts = [layer.nnz_used for layer in stats if layer.nnz_used is not None]
-        used = torch.stack(counts)[:, row_of] if counts else None
+        counts = [layer.nnz if layer.nnz_used is None else layer.nnz_used for layer in stats]
+        used = torch.stack(counts)[:, row_of] if any(layer.nnz_used is not None for layer in stats) else None
 
     def sent(tensor: Tensor | None) -> Any:
         return None if tensor is None else tensor.to("cpu", non_blocking=True)

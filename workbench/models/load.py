@@ -127,20 +127,17 @@ class LoadedModel:
         if self.watched:
             above = f"{self.watched[0].threshold:g}"
             return f"|hidden| > {above}, hidden: what goes into the FFN's last map (counting only; it runs densely)"
-        ffn = self.ffns[0]
-        accumulator = "float64 product" if self.dtype == "float64" else "float32 accumulator"
-        kind = "ReLU squared" if ffn.activation == "relu2" else "ReLU"
-        if ffn.w_up is None:
-            return f"hidden pre-activation > 0 in the first product's {accumulator} (plain FFN, {kind})"
-        gate = f"gate pre-activation > 0 in the gate product's {accumulator} (gated FFN, {kind}"
-        if ffn.up_relu:
-            return f"{gate} on the gate and on the up branch); used_LL: of these, with an up pre-activation > 0 too"
-        return f"{gate})"
+        layers: dict[str, list[str]] = {}  # by what fires there: a module of one's own may have FFNs of several kinds
+        for layer, ffn in enumerate(self.ffns):
+            layers.setdefault(_fires(ffn, self.dtype), []).append(str(layer))
+        if len(layers) == 1:
+            return next(iter(layers))
+        return "; ".join(f"in layer {', '.join(numbers)} {fires}" for fires, numbers in layers.items())
 
     @property
     def counts_used(self) -> bool:
-        """Return whether the up branch has a ReLU too, so that a neuron can fire without being used."""
-        return bool(self.ffns) and self.ffns[0].up_relu
+        """Return whether the up branch of any layer has a ReLU too, so that a neuron can fire without being used."""
+        return any(ffn.up_relu for ffn in self.ffns)
 
     def choice(self, rows: int) -> Choice:
         """Return the kernel that runs batches of `rows` rows, and the reason."""
@@ -161,7 +158,22 @@ class LoadedModel:
         }
         norm = FAMILIES[self.family].norm if self.family in FAMILIES else RMS_NORM
         model |= {"up_relu": True} if self.counts_used else {}
+        if self.watched and self.blocks:  # of other FFNs the definition of nnz tells how many matrices they have
+            model["ffn_parameters"] = threshold_ffn.ffn_parameters(self.blocks)
         return model | ({"norm": norm} if norm != RMS_NORM else {})
+
+
+def _fires(ffn: SparseFFN, dtype: str) -> str:
+    """Return what fires in an FFN, as the manifest says it."""
+    accumulator = "float64 product" if dtype == "float64" else "float32 accumulator"
+    kind = "ReLU squared" if ffn.activation == "relu2" else "ReLU"
+    if ffn.w_up is None:
+        return f"hidden pre-activation > 0 in the first product's {accumulator} (plain FFN, {kind})"
+    gate = f"gate pre-activation > 0 in the gate product's {accumulator} (gated FFN, {kind}"
+    if ffn.up_relu:
+        both = "on the gate and on the up branch" if kind == "ReLU" else "on the gate, ReLU on the up branch"
+        return f"{gate} {both}); used_LL: of these, with an up pre-activation > 0 too"
+    return f"{gate})"
 
 
 def load(

@@ -67,6 +67,12 @@ def sizes(module: nn.Module) -> tuple[int, int]:
     return (module.in_features, module.out_features) if isinstance(module, nn.Linear) else (0, 0)
 
 
+def ffn_parameters(blocks: list[nn.Module]) -> int:
+    """Return how many numbers stand in the FFNs' matrices of decoder layers: in linear maps outside attention."""
+    maps = [one for block in blocks for path, one in block.named_modules() if "att" not in path and any(sizes(one))]
+    return sum(weight.numel() for one in maps for weight in one.parameters() if weight.dim() > 1)
+
+
 def _refusal(name: str, model: PreTrainedModel, got: str) -> UserError:
     return UserError(
         f"Expected decoder layers of attention and one FFN in {name}, all of one width, got {got} (model_type "

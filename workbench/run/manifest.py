@@ -24,6 +24,7 @@ RECORDING, COMPLETE, INTERRUPTED = "recording", "complete", "interrupted"
 
 # model["norm"]: the norm before the head. rms, which is the default and not written, divides by the root mean square;
 # layer subtracts the mean first, and layer_plus_one also scales by 1 + weight.
+# model["ffn_parameters"]: numbers in the matrices of all FFNs, where nnz is counted above a threshold, of any FFN.
 RMS_NORM, LAYER_NORM, LAYER_NORM_PLUS_ONE = "rms", "layer", "layer_plus_one"
 
 # MIGRATIONS[v] turns the JSON object of schema version v + 1 into that of v + 2. Append only.

@@ -74,7 +74,7 @@ NEEDED: dict[str, dict[str, Rule]] = {
 }
 OPTIONAL: dict[str, dict[str, Rule]] = {
     "model": {
-        **dict.fromkeys(("d_model", "vocab_size", "parameters"), _or_none(COUNT)),
+        **dict.fromkeys(("d_model", "vocab_size", "parameters", "ffn_parameters"), _or_none(COUNT)),
         **dict.fromkeys(("family", "revision", "weights", "norm"), _or_none(TEXT)),
         "up_relu": FLAG,
     },

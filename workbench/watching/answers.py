@@ -40,7 +40,8 @@ class Answers:
         """Return a row a token that was read, padding left out, by sequence and position.
 
         Columns: sequence; position; token_id; text; phase (0 prefill, 1 decode); flags (0: it counts); loss (of the
-        next token, nats; where it was taken); nnz_LL (neurons that it fired in layer LL).
+        next token, nats; where it was taken); nnz_LL (neurons that it fired in layer LL); used_LL (of these, with a
+        product that is not zero; where a layer has a ReLU on the up branch too).
         """
         rows = self._activity()
         text = [f"<{token}>" for token in rows["token_id"]]

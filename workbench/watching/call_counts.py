@@ -52,6 +52,7 @@ class CallCounts:
     fires: dict[int, Tensor] = field(default_factory=dict)  # [d_ff], where nothing else is counted
     limits: Tensor | None = None  # [n, 1]: above what values of a row that counts fire; infinity in others
     mask: Tensor | None = None  # [n, d_ff], of every layer in turn
+    finite: Tensor | None = None  # bool [n], where firings alone are counted: by one value of the last layer
     fired: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def on_stats(self, layer: int, x: Tensor, stats: Stats) -> None:
@@ -79,6 +80,9 @@ class CallCounts:
                 self.limits = limits.masked_fill_(self.rows == 0, torch.inf)[:, None]
                 self.mask = torch.empty_like(values)
             torch.gt(values, self.limits, out=self.mask)
+            if layer == self.keeps.loaded.layers - 1:  # what is not finite makes all of its row NaN in later layers
+                first = values[:, 0]
+                self.finite = first == first
             self.fires[layer] = self.mask.sum(0, dtype=torch.promote_types(values.dtype, torch.float32))
 
     def losses(self, logits: Any) -> Tensor | None:

@@ -1,5 +1,8 @@
 """Add up what a watch counts, on the device, for metrics.
 
+A token with a value that is not finite fires nothing that could be counted, so it is no token here: means would fall,
+and a training that has diverged would look sparse.
+
 Cost: one sum over the counts of each layer a call; the host waits only where metrics are asked for, and then once.
 """
 
@@ -13,7 +16,7 @@ from twell.workbench.models.load import LoadedModel
 
 
 class Totals:
-    """Sums over the unflagged tokens read since metrics were last taken."""
+    """Sums over the unflagged tokens read since metrics were last taken; one that is not finite has a flag."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
@@ -35,17 +38,20 @@ class Totals:
     def add(self, stats: list[Stats], rows: Tensor) -> None:
         """Add a call. stats: by layer; rows: uint8 [n], which of its rows count."""
         with torch.inference_mode():
-            self._tokens += rows.sum(dtype=torch.int64)
+            counted = torch.stack([layer.finite for layer in stats]).all(0) * rows
+            self._tokens += counted.sum(dtype=torch.int64)
+            self._nnz += (torch.stack([layer.nnz for layer in stats]) * counted).sum(1, dtype=torch.int64)
             fires = [layer.neurons.fires for layer in stats if layer.neurons is not None]
             if fires:
                 stacked = torch.stack(fires)
-                self._nnz += stacked.sum(1)
                 self._fires = stacked if self._fires is None else self._fires.add_(stacked)
-            else:
-                self._nnz += torch.stack([(layer.nnz * rows).sum(dtype=torch.int64) for layer in stats])
 
     def add_fires(self, fires: Tensor, rows: Tensor) -> None:
-        """Add a call of which firings alone were counted. fires: whole numbers, [layers, d_ff]; rows: uint8 [n]"""
+        """Add a call of which firings alone were counted.
+
+        fires: whole numbers, [layers, d_ff]; rows: uint8 [n], which of its rows count, without those that are not
+        finite
+        """
         with torch.inference_mode():
             whole = fires.long()
             self._tokens += rows.sum(dtype=torch.int64)
@@ -69,6 +75,7 @@ class Totals:
         nnz = [one / tokens if tokens else float("nan") for one in nnz]
         metrics = {"tokens": tokens, "nnz": sum(nnz) / len(nnz), "sparsity": 1 - sum(nnz) / len(nnz) / d_ff}
         if self._fires is not None:
+            dead = dead if tokens else [float("nan")] * layers
             metrics["dead"] = sum(dead) / len(dead)
             metrics |= {f"dead/layer_{layer:02}": share for layer, share in enumerate(dead)}
         if self._loss is not None:

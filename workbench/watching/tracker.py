@@ -130,7 +130,8 @@ class Tracker:
             logits = logits_of(output) if self.on_losses is not None else None
             losses = self._losses(running, logits)
             if self.on_fires is not None:
-                self.on_fires(torch.stack([running.fires[layer] for layer in layers]), running.rows)
+                rows = running.rows if running.finite is None else running.rows * running.finite
+                self.on_fires(torch.stack([running.fires[layer] for layer in layers]), rows)
                 return
             stats = [running.stats[layer] for layer in layers]
             self.on_counted(stats, running.rows)

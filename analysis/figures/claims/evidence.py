@@ -84,9 +84,7 @@ def _along_sequence(run: Run) -> str:
 
 
 def _ffn_share(run: Run) -> str:
-    model = run.manifest.model
-    matrices = 2 if "plain" in run.manifest.nnz_definition else 3
-    share = matrices * model["d_model"] * run.d_ff * run.layers / model["parameters"]
+    share = activity.ffn_parameters(run) / run.manifest.model["parameters"]
     row = ("FFN share", 100 * share, NAN, NAN)
     return intervals(
         [row], 100 * activity.TWO_THIRDS, "two thirds", "share of the parameters in FFN matrices", "{:.0f} %"

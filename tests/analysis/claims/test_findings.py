@@ -250,6 +250,10 @@ def test_large_models_have_a_share(made: ModuleType, tmp_path: Path) -> None:
     for d_model, expected in ((64, FAILS), (50_000, IN_PART), (65_000, HOLDS)):  # 3 × 65 000 × 512 × 4 of 500 M
         run.manifest.model.update(parameters=int(5e8), d_model=d_model)
         assert verdict(run, "two thirds") == expected
+    run.manifest.options["threshold"] = 0.01  # of any FFN, with two matrices or three
+    assert verdict(run, "two thirds") == UNTOLD
+    run.manifest.model["ffn_parameters"] = 2 * 65_000 * 512 * 4
+    assert verdict(run, "two thirds") == FAILS
 
 
 def test_markdown(run: Run) -> None:

@@ -18,12 +18,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from twell.analysis import by_layer, by_token, summarize
+from twell.analysis.claims.activity import ffn_parameters
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import load
 from twell.workbench.options import SummarizeOptions, VerifyOptions
 from twell.workbench.run.schema import DECODE, nnz_columns
 from twell.workbench.run.store import Run, open_run
-from twell.workbench.verify import verify
+from twell.workbench.verify import Counts, verify
 
 SIZE: dict[str, Any] = {
     "hidden_size": 32,
@@ -182,7 +183,9 @@ def test_weights_that_are_missing_or_left_over(tmp_path: Path) -> None:
     assert f"mismatched {layer}.down_proj.weight" in refused_as(**{f"{layer}.down_weight": torch.ones(32, 16)})
 
 
-def test_a_relu_on_both_branches(tmp_path: Path, texts: tuple[str, ...], generated: Callable[..., Run]) -> None:
+def test_a_relu_on_both_branches(
+    tmp_path: Path, texts: tuple[str, ...], generated: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bamboo: a Mistral, with predictors in its checkpoint that are not used."""
     folder, size = tmp_path / "model", {**SIZE, "num_key_value_heads": 1, "sliding_window": 12}
     torch.manual_seed(5)
@@ -219,6 +222,18 @@ def test_a_relu_on_both_branches(tmp_path: Path, texts: tuple[str, ...], generat
     verify(VerifyOptions(run=single.path, tokens=100, model=str(folder), device="cpu"))
     parity = open_run(single.path).manifest.parity
     assert parity is not None and parity["logit_error"] < 1e-5 and parity["beyond_rounding"] == 0
+    assert parity["counts"] == 2 * 3 * parity["tokens"]  # of what fires in each layer, and of what is used
+    forward, compared = Counts.on_layer, []
+
+    def twice(self: Counts, row_of: torch.Tensor, layer: int, x: torch.Tensor, stats: Any) -> None:
+        stats.nnz_used *= 2
+        forward(self, row_of, layer, x, stats)
+        compared.append(self)
+
+    monkeypatch.setattr(Counts, "on_layer", twice)
+    with pytest.raises(UserError, match="by no more than rounding"):
+        verify(VerifyOptions(run=single.path, tokens=100, model=str(folder), device="cpu"))
+    assert compared[-1].beyond == compared[-1].compared // 2
 
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {  # the map back from the hidden values, and the configuration
@@ -249,6 +264,9 @@ def test_any_ffn_by_a_threshold(
     assert 0.02 < columns(run).mean() / run.d_ff < 0.98
     assert "|hidden| > 0.05" in run.manifest.nnz_definition and "densely" in run.manifest.nnz_definition
     assert run.manifest.model["family"] == family
+    layers = next(one for one in model.get_decoder().children() if isinstance(one, nn.ModuleList))
+    matrices = [one for one in layers.parameters() if one.dim() == 2 and {run.d_ff, 2 * run.d_ff} & {*one.shape}]
+    assert ffn_parameters(run) == sum(one.numel() for one in matrices)  # Phi-3 has gate and up in one
     plain = (run.activity()["flags"] == 0).to_numpy()
     fires = run.frame("neurons").groupby(["layer", "neuron"])["fires"].sum()
     assert fires.sum() == (np.abs(hidden[plain]) > 0.05).sum()

@@ -109,6 +109,26 @@ def test_metrics(model: Any, tokenizer: Any, batch: Any) -> None:
         assert np.isnan(w.metrics()["nnz"])
 
 
+@pytest.mark.parametrize("options", [{}, {"probes": "counts"}, {"rows": False}, {"rows": False, "dense": True}])
+def test_metrics_of_tokens_that_are_not_finite(model: Any, options: dict[str, Any]) -> None:
+    """They are no tokens of the metrics, as of the tables: a training that diverges does not get sparse."""
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] = torch.nan
+        ids = torch.tensor([[5, 6, 8, 9, 12], [5, 9, 10, 11, 7], [7, 5, 6, 8, 9]])
+        gates = [gates_of(model, layer, {"input_ids": ids}) for layer in range(3)]
+        with watch(model, **options) as w:
+            model(input_ids=ids)
+            metrics = w.metrics()
+            model(input_ids=torch.full((1, 4), 7))
+            none = w.metrics()
+    counted = gates[-1].isfinite().all(-1)  # attention may spoil the tokens before it too
+    counted[:, 0] = False
+    assert metrics["tokens"] == int(counted.sum()) and 4 <= metrics["tokens"] < 8
+    for layer, each in enumerate(gates):
+        assert metrics[f"nnz/layer_{layer:02}"] == float((each[counted] > 0).sum(-1).double().mean())
+    assert none["tokens"] == 0 and all(np.isnan(value) for name, value in none.items() if name != "tokens")
+
+
 def test_a_run_while_it_grows_and_saved(model: Any, tokenizer: Any, batch: Any, tmp_path: Path) -> None:
     """The analysis' tables of the watch, of its run on disk and of a copy are one; the run can be read meanwhile."""
     with torch.no_grad(), watch(model, tokenizer, out=tmp_path / "out") as w:

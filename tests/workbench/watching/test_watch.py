@@ -267,3 +267,33 @@ def test_a_module_of_ones_own(batch: Any) -> None:
         with watch(net, ffns={"a": ("up", "out"), "b": ("up", "out")}) as w:
             net(x)
     np.testing.assert_array_equal(w.nnz, torch.stack(expected, 1).numpy())
+
+
+@pytest.mark.parametrize("both", [(False, True), (True, False)], ids=["the second", "the first"])
+def test_a_relu_on_both_branches_of_some_layers(both: tuple[bool, bool]) -> None:
+    """In a layer without it, every neuron that fires is used."""
+
+    class Block(torch.nn.Module):
+        def __init__(self, up_relu: bool) -> None:
+            super().__init__()
+            self.w1, self.w3, self.w2 = (torch.nn.Linear(*sizes) for sizes in ((16, 40), (16, 40), (40, 16)))
+            self.up_relu = up_relu
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            up = self.w3(x)
+            return self.w2(self.w1(x).relu() * (up.relu() if self.up_relu else up))
+
+    torch.manual_seed(0)
+    blocks, x = torch.nn.Sequential(*map(Block, both)), torch.randn(2, 5, 16)
+    nnz, used = [], []
+    with torch.no_grad():
+        at = x
+        for block in blocks:
+            fired, at, up = block.w1(at) > 0, block(at), block.w3(at) > 0  # type: ignore[operator]
+            nnz.append(fired.sum(-1).flatten())
+            used.append((fired & up).sum(-1).flatten() if block.up_relu else nnz[-1])
+        with watch(blocks, ffns=["0", "1"]) as w:
+            blocks(x)
+    np.testing.assert_array_equal(w.nnz, torch.stack(nnz, 1).numpy())
+    np.testing.assert_array_equal(w.table()[["used_00", "used_01"]], torch.stack(used, 1).numpy())
+    assert f"in layer {both.index(True)} gate" in w.run.manifest.nnz_definition

@@ -33,7 +33,13 @@ EFFECTS = Table(
         _PREDICTED,
         Column("loss_sum", "float64", "nats", "sum of their losses under the condition"),
         Column("base_sum", "float64", "nats", "sum of their losses with nothing taken away, in the same batch"),
-        Column("firings", "int64", "", "firings in all layers that were left, on one of 8 tokens"),
+        Column(
+            "firings",
+            "int64",
+            "",
+            "firings in all layers that were left, on one of 8 tokens: hidden values past the "
+            "threshold, 0 for a ReLU; with a ReLU on both branches, those with a product that is not zero",
+        ),
         Column("base_firings", "int64", "", "firings on the same tokens with nothing taken away"),
     ),
 )
