@@ -21,9 +21,11 @@ def introduction(run: Run, numbers: dict[str, Any]) -> str:
     text = (
         f"{run.manifest.model['name']} read {plural(run.manifest.tokens, 'token')}. In each of its "
         f"{plural(run.layers, 'layer')} a token meets {whole(run.d_ff)} neurons and fires "
-        f"{number(numbers['nnz_mean'])} of them on average, its nnz; the other {percent(numbers['sparsity'])} give "
-        "zeros, which a sparse kernel skips."
+        f"{number(numbers['nnz_mean'])} of them on average, its nnz; the other {percent(numbers['sparsity'])}"
     )
+    if (threshold := run.manifest.options.get("threshold")) is not None:
+        return f"{text} have values of at most {threshold:g} in size, and the model ran densely, as it is."
+    text += " give zeros, which a sparse kernel skips."
     speedup = numbers["speedup"]
     if speedup is None:
         return f"{text} What skipping them saves was not timed."

@@ -204,6 +204,18 @@ def test_a_poor_run_has_a_page_and_a_notebook(made: ModuleType, tmp_path: Path) 
         assert "findings" in path.read_text(encoding="utf-8").lower()
 
 
+def test_a_threshold_skips_nothing(small: Run) -> None:
+    """What stays below it is no zero, and is computed all the same."""
+    numbers = overview(small)
+    assert "give zeros, which a sparse kernel skips" in introduction(small, numbers)
+    small.manifest.options["threshold"] = 0.05
+    said = introduction(small, numbers)
+    assert (
+        said.endswith("have values of at most 0.05 in size, and the model ran densely, as it is.")
+        and "skip" not in said
+    )
+
+
 def test_json(run: Run, tmp_path: Path) -> None:
     export(
         ExportOptions(run=run.path, table=("by_token", "vocab", "examples", "activity"), format="json", out=tmp_path)
