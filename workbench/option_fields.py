@@ -8,8 +8,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
-
 from twell.workbench.errors import UserError
 
 TYPES: dict[Any, tuple[type, ...]] = {float: (int, float)}  # what fits where another type is declared
@@ -35,8 +33,9 @@ def option(
 
 
 def plain_values(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options by name with NumPy's scalars, which arrays and DataFrames give, as Python's."""
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+    """Return options by name with scalars of NumPy and torch, which arrays and DataFrames give, as Python's."""
+    # by their shape: the command line's help would wait for NumPy
+    return {name: value.item() if getattr(value, "shape", None) == () else value for name, value in options.items()}
 
 
 def check_bounds(options: Any, from_python: bool = False) -> None:
