@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from support.browser_pages import Watched, wait_until
+from support.copied_runs import copy_run
 from support.servers import remove
 
 from twell.workbench.run import manifest as manifests
@@ -33,7 +33,7 @@ def test_a_part_that_breaks_and_a_run_that_goes_leave_the_pages_standing(
     new_page: Callable[..., Any], growing: tuple[Path, str], watch: Any, growing_run: Path, runs: Path
 ) -> None:
     """Two pages stand open on a run that is being recorded, one on a run that is whole."""
-    shutil.copytree(runs / "oracle", growing_run / "other")
+    copy_run(runs / "oracle", growing_run / "other")
     live, whole = [watch(new_page(), growing[1]) for _ in range(2)], watch(new_page(), growing[1])
     for watched, path in zip(live, ("layers", "text"), strict=True):
         watched.open(f"/{path}?run=live", ".tw-mark")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.copied_runs import copy_run
 from support.page_elements import markup, notices
 
 from twell.analysis import by_layer, by_token, by_word, contexts
@@ -271,8 +272,8 @@ def test_an_empty_folder_says_how_to_record_a_run(show: Show, tmp_path: Path) ->
 
 
 def test_a_run_deleted_under_an_open_page_is_said_to_be_gone(show: Show, runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "made", tmp_path / "copy")
-    shutil.copytree(runs / "oracle", tmp_path / "other")
+    copy_run(runs / "made", tmp_path / "copy")
+    copy_run(runs / "oracle", tmp_path / "other")
     test = show(tmp_path, "layers", run="copy")
     assert figures(test) == 5
     shutil.rmtree(tmp_path / "copy")
@@ -282,7 +283,7 @@ def test_a_run_deleted_under_an_open_page_is_said_to_be_gone(show: Show, runs: P
 
 
 def test_a_newer_schema_is_refused_with_both_versions(show: Show, runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "made", tmp_path / "new")
+    copy_run(runs / "made", tmp_path / "new")
     manifest = tmp_path / "new" / "run.json"
     manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 99'))
     page_html = markup(show(tmp_path, run="new"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import TimeoutError
 from support.browser_pages import Watched, wait_until
+from support.copied_runs import copy_run
 
 from twell.analysis.shipped import findings_at_hand
 from twell.workbench.errors import UserError
@@ -210,7 +210,7 @@ def ask_all(visit: Visit) -> None:
 @pytest.fixture
 def runs(demo: Path, growing: tuple[Path, str]) -> Path:
     """Return the folder of a server that shows the demo run, the same for all tests."""
-    shutil.copytree(demo, growing[0] / "demo")
+    copy_run(demo, growing[0] / "demo")
     return growing[0]
 
 

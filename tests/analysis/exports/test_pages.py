@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.copied_runs import copy_run
 from support.rewritten import relisted
 
 from twell.analysis.exports import pages
@@ -51,7 +52,7 @@ def test_a_changed_figure_is_noticed(name: str, generated: dict[str, str], tmp_p
 
 def test_a_changed_record_changes_the_page(generated: dict[str, str], tmp_path: Path) -> None:
     """The figures come from the record: a bench with another time of dense gives other ratios."""
-    shutil.copytree(RECORDED, tmp_path / RECORDED.name)
+    copy_run(RECORDED, tmp_path / RECORDED.name)
     path = tmp_path / RECORDED.name / "bench.parquet"
     table = pq.read_table(path)
     frame = table.to_pandas()

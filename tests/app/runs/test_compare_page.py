@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pandas as pd
 from streamlit.testing.v1 import AppTest
+from support.copied_runs import copy_run
 from support.page_elements import figure, layout, markup, notices
 
 from twell.analysis import by_layer, compare_layers
@@ -124,7 +124,7 @@ def test_the_run_to_compare_with_is_at_first_the_one_most_like_it(show: Show, ma
 def test_a_copy_of_a_run_is_not_proposed_nor_drawn_beside_it(show: Show, made: ModuleType, tmp_path: Path) -> None:
     """Such as a run that ships, and its copy in the folder."""
     made.make(tmp_path / "this", layers=3, sequences=20)
-    shutil.copytree(tmp_path / "this", tmp_path / "copy")
+    copy_run(tmp_path / "this", tmp_path / "copy")
     alone = show(tmp_path, "compare", run="this")
     assert alone.selectbox(key="with").value == "copy", "where there is no other"
     assert "Loss, nnz and speed" not in markup(alone), "a run has no trade-off with itself"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from streamlit.testing.v1 import AppTest
 from support.browser_pages import Watched
+from support.copied_runs import copy_run
 from support.rewritten import relisted
 
 from twell.analysis import tile_settings
@@ -55,7 +55,7 @@ def row(case: str, layer: int, op: str, kernel: str, value: float, **more: Any) 
 @pytest.fixture
 def benched(runs: Path, tmp_path: Path) -> Run:
     """A copy of the complete run with a bench table: three layers on text, five inputs made up, one of more rows."""
-    shutil.copytree(runs / "made", tmp_path / "benched")
+    copy_run(runs / "made", tmp_path / "benched")
     sheet = Sheet(tmp_path / "benched")
     for layer, took in enumerate((100.0, 125.0, 250.0)):
         case = f"layer {layer} on text"

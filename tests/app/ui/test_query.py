@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.copied_runs import copy_run
 
 from twell.analysis import by_token
 from twell.analysis.exports.pages import RECORDED
@@ -139,8 +139,8 @@ def every(demo: Path, made: ModuleType, tmp_path_factory: pytest.TempPathFactory
     with a bench of several compressions and with what some tokens fired."""
     recorded = Path(str(resources.files("twell.data"))) / "recorded" / RECORDED
     folder = tmp_path_factory.mktemp("every")
-    shutil.copytree(demo, folder / "demo")
-    shutil.copytree(recorded, folder / "recorded")
+    copy_run(demo, folder / "demo")
+    copy_run(recorded, folder / "recorded")
     copy_without_activity(open_run(demo).path, folder / "other")
     made.make(folder / "benched", layers=5, sequences=60, fired=True, bench=True)
     return folder
