@@ -65,7 +65,7 @@ def _of_nnz(first: Run, run: Run) -> list[dict[str, Any]]:
     except Missing:
         return []
     of_nnz["value"] = of_nnz.pop("mean")
-    widths = run.d_ff, first.d_ff
+    widths = run.neurons / run.layers, first.neurons / first.layers
     share = {"value": of_nnz["value"] / widths[0], "first": of_nnz["first"] / widths[1]}
     share["difference"] = share["value"] - share["first"]
     if widths[0] == widths[1]:

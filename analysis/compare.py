@@ -123,7 +123,8 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
         notes += [mind] if mind else []
         row = {"run": run.name, "model": run.manifest.model["name"], "tokens": int(layers["tokens"].iloc[0])}
         row |= {"loss": np.nan if run.manifest.loss is None else run.manifest.loss, "nnz_mean": layers["mean"].mean()}
-        row |= {"sparsity": layers["sparsity"].mean(), "dead_share": layers["dead_share"].mean()}
+        of_all = {name: np.average(layers[name], weights=run.widths) for name in ("sparsity", "dead_share")}
+        row |= of_all
         rows.append({**row, **speeds})
         damaged += [damage.rstrip(".")] if damage else []
     frame = pd.DataFrame(rows)

@@ -63,11 +63,12 @@ def _activity(run: Run) -> dict[str, Any]:
     """Return the numbers that come from by_layer: counts of tokens, nnz, sparsity and dead neurons."""
     layers = by_layer(run)
     densest, sparsest = layers.iloc[layers["mean"].argmax()], layers.iloc[layers["mean"].argmin()]
+    mean = float(layers["mean"].mean())
     return {
         "tokens": int(layers["tokens"].iloc[0]),
         "flagged_tokens": flagged_tokens(open_summaries(run)),
-        "nnz_mean": float(layers["mean"].mean()),
-        "sparsity": float(layers["sparsity"].mean()),
+        "nnz_mean": mean,
+        "sparsity": 1 - mean * run.layers / run.neurons,
         "densest_layer": int(densest["layer"]),
         "densest_nnz": float(densest["mean"]),
         "sparsest_layer": int(sparsest["layer"]),
@@ -82,7 +83,7 @@ def _dead(run: Run) -> dict[str, Any]:
         raise Missing(str(layers.attrs["note"]))
     dead = int(layers["dead"].sum())
     upper = float(layers["dead_upper"].iloc[0])
-    return {"dead": dead, "dead_share": dead / (run.layers * run.d_ff), "dead_upper": upper}
+    return {"dead": dead, "dead_share": dead / run.neurons, "dead_upper": upper}
 
 
 def _first(run: Run) -> dict[str, Any]:

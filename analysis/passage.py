@@ -22,7 +22,7 @@ import pandas as pd
 import pyarrow as pa
 
 from twell.analysis.activity.layers import histogram
-from twell.analysis.neurons.by_neuron import by_neuron, parse_neuron
+from twell.analysis.neurons.by_neuron import by_neuron, last_neuron, parse_neuron
 from twell.analysis.neurons.examples import examples
 from twell.analysis.neurons.values import firings, in_sequence
 from twell.analysis.summaries.read import open_summaries
@@ -122,7 +122,7 @@ def _neuron(run: Run, shade: str) -> tuple[int, int]:
     """Return layer and index of the neuron that a shade names. Raises Missing if the run has no such neuron."""
     neuron = parse_neuron(shade, run)
     if neuron is None:
-        raise Missing(f"This run's neurons are called L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}; it has no {shade}.")
+        raise Missing(f"This run's neurons are called L0/N0 to {last_neuron(run)}; it has no {shade}.")
     return neuron
 
 

@@ -102,7 +102,7 @@ def _row(run: Run) -> dict[str, Any]:
         **shape,
         "parameters": model.get("parameters"),
         "nnz": nnz,
-        "sparsity": 1 - nnz / run.d_ff,
+        "sparsity": 1 - nnz * run.layers / run.neurons,
         **speeds,
         "this_run": True,
     }

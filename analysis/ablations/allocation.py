@@ -113,12 +113,12 @@ def _bytes(run: Run, shares: np.ndarray) -> dict[str, float]:
     model, counts_zeros = run.manifest.model, run.manifest.options.get("threshold") is None
     if not model.get("parameters") or not model.get("d_model"):
         return {"unread": np.nan, "speedup": np.nan}
-    matrix = model["d_model"] * run.d_ff
+    matrix = model["d_model"] * run.widths  # numbers, by layer
     maps = 2 if "plain" in run.manifest.nnz_definition or model.get("family") in ("opt", "nemotron") else 3
-    density = by_layer(run)["mean"].to_numpy() / run.d_ff if counts_zeros else np.ones(run.layers)
+    density = by_layer(run)["mean"].to_numpy() / run.widths if counts_zeros else np.ones(run.layers)
     before = 1 + (maps - 1) * density  # matrices a layer
-    read = model["parameters"] - matrix * maps * run.layers + matrix * before.sum()
-    unread = float(matrix * (shares * density).sum() / read)
+    read = model["parameters"] - (matrix * (maps - before)).sum()
+    unread = float((matrix * shares * density).sum() / read)
     return {"unread": unread, "speedup": 1 / (1 - unread)}
 
 

@@ -98,7 +98,7 @@ def _by_layer(summaries: Summaries, flagged: bool) -> pd.DataFrame:
     columns: dict[str, Any] = {"layer": layers}
     columns |= {name: np.array([row[name] for row in per_layer]) for name in per_layer[0]}
     mean, tokens = columns["mean"], columns["tokens"]
-    columns["sparsity"] = 1 - mean / run.d_ff
+    columns["sparsity"] = 1 - mean / run.widths[layers]
     total = float((mean * tokens).sum())
     columns["share"] = mean * tokens / total if total else np.full(len(layers), np.nan)
     dead, note = _dead(summaries)
@@ -127,14 +127,14 @@ def _dead(summaries: Summaries) -> tuple[dict[str, Any], str]:
     except Missing as reason:
         names = ("dead_share", "dead_upper", "dead_sequences", "dead_documents", "dead_waking")
         return {"dead": pd.array([None] * run.layers, dtype="Int64"), **dict.fromkeys(names, empty)}, str(reason)
-    dead = run.d_ff - np.bincount(rows["layer"], minlength=run.layers)
+    dead = run.widths - np.bincount(rows["layer"], minlength=run.layers)
     once, twice = (np.bincount(rows["layer"][rows["fires"] == n], minlength=run.layers) for n in (1, 2))
     of_tokens, of_sequences, of_documents = (
         DEAD_BOUND / n if n else np.nan for n in (tokens, sequences, summaries.clusters)
     )
     columns = {
         "dead": pd.array(dead, dtype="Int64"),
-        "dead_share": dead / run.d_ff,
+        "dead_share": dead / run.widths,
         "dead_upper": np.full(run.layers, of_tokens),
         "dead_sequences": np.full(run.layers, min(1.0, of_sequences)),
         "dead_documents": np.full(run.layers, min(1.0, of_documents)),

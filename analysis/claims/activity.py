@@ -27,6 +27,7 @@ from twell.analysis.claims.claim import (
     shallow,
 )
 from twell.workbench.errors import Missing
+from twell.workbench.run.manifest import spelled
 from twell.workbench.run.store import Run
 
 SPARSE, HARDLY = 0.0075, 0.02  # share of neurons firing: the claim's 29 of 5632 are 0.5 %
@@ -54,10 +55,12 @@ def sparse(run: Run) -> Answer:
     """Check that at most 0.75 % of the neurons fire, mean over layers."""
     layers = _layers_for_verdict(run)
     mean, (_, low, high) = layers["mean"], mean_over_layers(run)
-    share, low, high = mean.mean() / run.d_ff, low / run.d_ff, high / run.d_ff
+    span = f"from {mean.min():.1f} to {mean.max():.1f} by layer"
+    width = run.neurons / run.layers
+    share, low, high = mean.mean() / width, low / width, high / width
     least, most = (share, share) if np.isnan(high) else (low, high)  # a single document has no interval
     return Answer(
-        f"{mean.mean():.1f} of {run.d_ff} neurons fire, from {mean.min():.1f} to {mean.max():.1f} by layer",
+        f"{mean.mean():.1f} of {spelled(run.manifest.widths, str)} neurons fire, {span}",
         f"{100 * share:.2f} %, mean of {run.layers} layers, {layers['tokens'].iloc[0]:,} counted tokens",
         HOLDS if most <= SPARSE else FAILS if least > HARDLY else IN_PART,
         f"the interval lies below {100 * SPARSE:g} % firing; above {100 * HARDLY:g} %: does not hold; between: in part",
@@ -71,7 +74,7 @@ def dead(run: Run) -> Answer:
     if counted["dead"].isna().any():
         raise Missing(str(counted.attrs["note"]))
     layers = _layers_for_verdict(run)
-    total, number = run.layers * run.d_ff, int(layers["dead"].sum())
+    total, number = run.neurons, int(layers["dead"].sum())
     share, limit = number / total, (number - layers["dead_waking"].sum()) / total
     return Answer(
         f"{100 * share:.1f} % of all neurons never fired, from {100 * layers['dead_share'].min():.1f} % to "
@@ -202,7 +205,7 @@ def ffn_parameters(run: Run) -> int:
     if run.manifest.options.get("threshold") is not None:
         raise Missing("The manifest does not say how many matrices an FFN has: capture it again.")
     plain = "plain" in run.manifest.nnz_definition or model.get("family") in ("opt", "nemotron")
-    return (2 if plain else 3) * int(model["d_model"]) * run.d_ff * run.layers
+    return (2 if plain else 3) * int(model["d_model"]) * run.neurons
 
 
 def ffn_share(run: Run) -> Answer:
@@ -212,7 +215,7 @@ def ffn_share(run: Run) -> Answer:
     if not parameters:
         raise Missing("The manifest does not say how many parameters the model has.")
     ffn, embedding = ffn_parameters(run), model["d_model"] * model["vocab_size"]
-    each = ffn / (model["d_model"] * run.d_ff * run.layers)  # matrices of a layer
+    each = ffn / (model["d_model"] * run.neurons)  # matrices of a layer
     share, without = ffn / parameters, ffn / (parameters - embedding)
     if parameters < LARGE:
         raise Missing(
@@ -221,8 +224,8 @@ def ffn_share(run: Run) -> Answer:
     return Answer(
         f"{100 * share:.0f} % of this model's {parameters:,} parameters stand in FFN matrices, {100 * without:.0f} % "
         "without one embedding",
-        f"{each:g} × {model['d_model']} × {run.d_ff} × {run.layers} layers; FLOPs depend on attention's shape, which "
-        "a run does not record",
+        f"{each:g} × {model['d_model']} × {spelled(run.manifest.widths, str)} × {run.layers} layers; FLOPs depend on "
+        "attention's shape, which a run does not record",
         HOLDS if share > TWO_THIRDS else IN_PART if without > TWO_THIRDS else FAILS,
         "more than two thirds of all parameters; of all but one embedding: in part",
         "none: a count",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twell.workbench.errors import Missing
+from twell.workbench.run.manifest import spelled
 from twell.workbench.run.store import Run
 
 # Verdicts. In part: short of what is claimed, or in some places alone. Reversed: the opposite is certain.
@@ -63,7 +64,8 @@ def scope(run: Run) -> str:
     parameters = model.get("parameters")
     size = f"{parameters:,} parameters, " if parameters else ""
     width = f"{model['d_model']} × " if model.get("d_model") else ""
-    return f"{size}{run.layers} layers of {width}{run.d_ff}, kernel {manifest.kernel['name']}, {manifest.device}"
+    width += spelled(manifest.widths, str)
+    return f"{size}{run.layers} layers of {width}, kernel {manifest.kernel['name']}, {manifest.device}"
 
 
 def listed_runs(names: Sequence[str]) -> str:

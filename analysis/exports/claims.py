@@ -13,6 +13,7 @@ from twell.analysis.claims.claim import VERDICTS, scope
 from twell.analysis.claims.findings import UNTOLD, findings
 from twell.analysis.claims.training import bundled_settles
 from twell.analysis.shipped import recorded_trainings, study_runs
+from twell.workbench.run.manifest import spelled
 from twell.workbench.run.store import Run
 
 OPENING = """# Claims
@@ -116,7 +117,7 @@ def page(run: Run) -> str:
     ]
     manifest = run.manifest
     about = (
-        f"The run: {run.layers} layers of {manifest.model['d_model']} × {run.d_ff}, "
+        f"The run: {run.layers} layers of {manifest.model['d_model']} × {spelled(manifest.widths, str)}, "
         f"{manifest.model['parameters']:,} parameters, {manifest.tokens:,} tokens of text, kernel "
         f"{manifest.kernel['name']}, {manifest.device}."
     )

@@ -16,6 +16,7 @@ from twell.analysis.activity.layers import by_layer
 from twell.analysis.passage import ALL, Scale, passage, scale, values
 from twell.analysis.tokens.text_around import pieces
 from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.manifest import spelled
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
 
@@ -91,13 +92,18 @@ def card(run: Run) -> str:
     """Return a card of a run as HTML: model, text, sparsity and loss, and a bar a layer."""
     about = run.manifest
     rate = about.tokens / about.seconds if about.seconds and not run.left_out else 0.0
-    facts = [f"{about.tokens:,} tokens", f"{run.layers} layers of {run.d_ff:,} neurons", about.dtype, about.device]
+    facts = [
+        f"{about.tokens:,} tokens",
+        f"{run.layers} layers of {spelled(about.widths)} neurons",
+        about.dtype,
+        about.device,
+    ]
     facts += [f"{rate:,.0f} tokens/s"] if rate else []
     facts += [] if about.loss is None else [f"loss {about.loss:.3f} nats"]
     try:
         layers = by_layer(run)
         mean = float(layers["mean"].mean())
-        facts.insert(0, f"sparsity {1 - mean / run.d_ff:.2%} (mean nnz {mean:,.1f})")
+        facts.insert(0, f"sparsity {1 - mean * run.layers / run.neurons:.2%} (mean nnz {mean:,.1f})")
         most = float(layers["mean"].max()) or 1.0
         bars = "".join(_bar(row["layer"], row["mean"], row["mean"] / most) for _, row in layers.iterrows())
     except Missing as reason:

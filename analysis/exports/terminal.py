@@ -21,6 +21,7 @@ from twell.analysis.tokens.words import by_word
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.option_fields import check_bounds
 from twell.workbench.options import TokensOptions
+from twell.workbench.run.manifest import spelled
 from twell.workbench.run.schema import DECODE, nnz_columns
 from twell.workbench.run.store import Run, open_run
 
@@ -43,9 +44,9 @@ def shaded_lines(run: Run, layer: int | None = None, colored: bool = True) -> It
     tokens = pd.concat(passages, ignore_index=True)
     counted = tokens[tokens["flags"] == 0]
     mean = counted[nnz_columns(run.layers)].mean()
-    sparsity = 1 - mean.mean() / run.d_ff
+    sparsity = 1 - mean.sum() / run.neurons
     about = f"{run.manifest.model['name']}: {len(tokens):,} tokens, {len(counted):,} counted"
-    about += f", mean nnz {mean.mean():,.1f} of {run.d_ff:,} a layer"
+    about += f", mean nnz {mean.mean():,.1f} of {spelled(run.manifest.widths)} a layer"
     loss = run.manifest.loss
     yield f"{about} (sparsity {sparsity:.2%})" + ("" if loss is None else f", loss {loss:.3f} nats")
     yield ""
@@ -100,7 +101,7 @@ def token_lines(run: Run, words: bool = False, rows: int = 12, min_count: int = 
     name, kind = ("word", "words") if words else ("text", "tokens")
     yield f"{run.name}: {len(table):,} {kind} that occur at least {min_count} times, by the neurons of a layer that"
     errors = "" if words else ", ± standard error over documents"
-    yield f"they fire (of {run.d_ff:,}; mean over {run.layers} layers{errors})"
+    yield f"they fire (of {spelled(run.manifest.widths)}; mean over {run.layers} layers{errors})"
     ends = [("most", table.head(rows))]
     ends += [("fewest", table.iloc[max(rows, len(table) - rows) :])] if len(table) > rows else []
     widest = max(len(_quoted(text)) for _, end in ends for text in end[name])

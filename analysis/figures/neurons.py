@@ -40,7 +40,7 @@ def density_bins(run: Run) -> pd.DataFrame:
     edges = [0.0, *bounds]
     bins["low"] = [0.0 if k == 0 else edges[k] for k in bins["bin"]]
     bins["high"] = [0.0 if k == 0 else min(edges[k + 1], 1.0) for k in bins["bin"]]
-    bins["share"] = bins["neurons"] / run.d_ff
+    bins["share"] = bins["neurons"] / run.widths[bins["layer"]]
     return bins[["layer", "low", "high", "neurons", "share"]]
 
 

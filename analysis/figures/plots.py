@@ -202,7 +202,7 @@ def neuron_densities(run: Run) -> Figure:
 
 def neuron_rank(run: Run, layer: int, neuron: int) -> Figure:
     """Draw the densities of a layer's neurons by rank, one of them marked. Page Neuron."""
-    densities, row = _neurons.ranks(run, layer), by_neuron(run, layer=layer).iloc[_index(run, neuron)]
+    densities, row = _neurons.ranks(run, layer), by_neuron(run, layer=layer).iloc[_index(run, layer, neuron)]
     rank = int((densities["density"] > row["density"]).sum()) + 1
     return _neurons.rank_curve(densities["density"].to_numpy(), rank, float(row["density"]), str(row["label"]))
 
@@ -210,7 +210,7 @@ def neuron_rank(run: Run, layer: int, neuron: int) -> Figure:
 def neuron_values(run: Run, layer: int, neuron: int) -> Figure:
     """Draw how a neuron's values are distributed where it fires: all of them where the run counts values by bins, else
     those that it keeps. Page Neuron."""
-    row = by_neuron(run, layer=layer).iloc[_index(run, neuron)]
+    row = by_neuron(run, layer=layer).iloc[_index(run, layer, neuron)]
     mean, largest = float(row["value_mean"]), float(row["value_max"])
     if row["fires"]:
         with suppress(Missing):
@@ -274,9 +274,9 @@ def bench_by_nnz(run: Run) -> Figure:
     return _bench.speed_by_nnz(cases[cases["sparse"]], _bench.curve_height(_rows.layer_cases(rows)))
 
 
-def _index(run: Run, neuron: int) -> int:
-    if not 0 <= neuron < run.d_ff:
-        raise UserError(f"Expected a neuron from 0 to {run.d_ff - 1}, got {neuron}.")
+def _index(run: Run, layer: int, neuron: int) -> int:
+    if not 0 <= neuron < run.widths[layer]:
+        raise UserError(f"Expected a neuron from 0 to {run.widths[layer] - 1}, got {neuron}.")
     return neuron
 
 

@@ -49,7 +49,8 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
     if not tokens:
         raise no_counted_token(run)
     layers = range(run.layers) if layer is None else range(layer, layer + 1)
-    rows = _all_neurons(summaries, layers)
+    widths = run.widths[layers.start : layers.stop]
+    rows = _all_neurons(summaries, layers, widths)
     fires = rows["fires"]
     with np.errstate(invalid="ignore"):
         value_mean = rows["value_sum"] / VALUE_SCALE / fires
@@ -58,9 +59,9 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
     text[one_token] = token_text(run, rows["token_min"][one_token])
     frame = pd.DataFrame(
         {
-            "label": _labels(layers, run.d_ff),
-            "layer": np.repeat(layers, run.d_ff),
-            "neuron": np.tile(np.arange(run.d_ff), len(layers)),
+            "label": _labels(layers, widths),
+            "layer": np.repeat(layers, widths),
+            "neuron": np.concatenate([np.arange(width) for width in widths]),
             "fires": fires,
             "tokens": tokens,
             "density": fires / tokens,
@@ -78,26 +79,26 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
     return frame
 
 
-def _all_neurons(summaries: Summaries, layers: range) -> dict[str, NDArray]:
+def _all_neurons(summaries: Summaries, layers: range, widths: NDArray) -> dict[str, NDArray]:
     """Return the columns of the summary `neurons` for every neuron of these layers, by layer and index.
 
     Neurons that never fired have no row in the summary; NEVER has their values.
     """
-    d_ff, rows = summaries.run.d_ff, summaries.columns("neurons", "layer", "neuron", *NEVER)
+    rows, first = summaries.columns("neurons", "layer", "neuron", *NEVER), np.cumsum(widths) - widths
     selected = slice(*np.searchsorted(rows["layer"], (layers.start, layers.stop)))
-    index = (rows["layer"][selected] - layers.start) * d_ff + rows["neuron"][selected]
+    index = first[rows["layer"][selected] - layers.start] + rows["neuron"][selected]
     columns = {}
     for name, never in NEVER.items():
-        columns[name] = np.full(len(layers) * d_ff, never, np.float32 if name == "value_max" else np.int64)
+        columns[name] = np.full(widths.sum(), never, np.float32 if name == "value_max" else np.int64)
         columns[name][index] = rows[name][selected]
     return columns
 
 
-def _labels(layers: range, d_ff: int) -> ExtensionArray:
+def _labels(layers: range, widths: NDArray) -> ExtensionArray:
     """Return the labels L0/N0, L0/N1, … of the neurons of these layers."""
-    heads, tails = pa.array([f"L{layer}" for layer in layers]), pa.array([f"/N{neuron}" for neuron in range(d_ff)])
-    heads = heads.take(pa.array(np.repeat(np.arange(len(layers)), d_ff)))
-    tails = tails.take(pa.array(np.tile(np.arange(d_ff), len(layers))))
+    heads, tails = ([f"{name}{number}" for number in range(n)] for name, n in (("L", layers.stop), ("/N", max(widths))))
+    heads = pa.array(heads).take(pa.array(np.repeat(layers, widths)))
+    tails = pa.array(tails).take(pa.array(np.concatenate([np.arange(width) for width in widths])))
     return pc.binary_join_element_wise(heads, tails, "").to_pandas().array
 
 
@@ -107,4 +108,9 @@ def parse_neuron(label: str | None, run: Run) -> tuple[int, int] | None:
     if match is None:
         return None
     layer, neuron = int(match[1]), int(match[2])
-    return (layer, neuron) if layer < run.layers and neuron < run.d_ff else None
+    return (layer, neuron) if layer < run.layers and neuron < run.widths[layer] else None
+
+
+def last_neuron(run: Run) -> str:
+    """Return the name of a run's last neuron."""
+    return f"L{run.layers - 1}/N{run.widths[-1] - 1}"

@@ -48,28 +48,30 @@ def concentration(run: Run) -> pd.DataFrame:
     fires = _table(summaries, "fires", 0)
     low, high = _table(summaries, "token_min", 0), _table(summaries, "token_max", -1)
     tokens = unflagged_tokens(summaries)
-    ordered = -np.sort(-fires, axis=1)
-    up_to = np.concatenate([np.zeros((run.layers, 1)), np.cumsum(ordered, axis=1)], axis=1)
-    ranks = np.arange(run.d_ff + 1)
     records = []
-    for layer in range(run.layers):
-        total = up_to[layer, -1]
-        share = up_to[layer] / total if total else np.full(run.d_ff + 1, np.nan)
-        row: dict[str, float | None] = {"layer": layer, "neurons": run.d_ff}
+    for layer, width in enumerate(run.widths.tolist()):
+        total, ranks = fires[layer].sum(), np.arange(width + 1)
+        share = _up_to(fires[layer, :width]) / total if total else np.full(width + 1, np.nan)
+        row: dict[str, float | None] = {"layer": layer, "neurons": width}
         row |= {
-            f"busiest_{100 * share_of_neurons:.0f}": np.interp(share_of_neurons * run.d_ff, ranks, share)
+            f"busiest_{100 * share_of_neurons:.0f}": np.interp(share_of_neurons * width, ranks, share)
             for share_of_neurons in BUSIEST
         }
         row["half"] = int(np.searchsorted(share, 0.5)) if total else None
-        row["gini"] = 2 * (share[:-1] + share[1:]).sum() / 2 / run.d_ff - 1
-        row["dead"] = int((fires[layer] == 0).sum())
+        row["gini"] = 2 * (share[:-1] + share[1:]).sum() / 2 / width - 1
+        row["dead"] = int((fires[layer, :width] == 0).sum())
         row["one_token"] = int(((fires[layer] > 1) & (low[layer] == high[layer])).sum())
         records.append(row)
     frame = pd.DataFrame(records).astype({"half": "Int64"})
-    frame.insert(frame.columns.get_loc("dead") + 1, "dead_share", frame["dead"] / run.d_ff)
+    frame.insert(frame.columns.get_loc("dead") + 1, "dead_share", frame["dead"] / run.widths)
     frame.insert(frame.columns.get_loc("dead") + 2, "dead_upper", DEAD_BOUND / tokens)
     frame.attrs = _about(run, tokens)
     return frame
+
+
+def _up_to(fires: NDArray) -> NDArray:
+    """Return the firings of the busiest 0, 1, 2, … neurons."""
+    return np.append(0, np.cumsum(-np.sort(-fires)))
 
 
 def _about(run: Run, tokens: int) -> dict[str, object]:
@@ -84,12 +86,12 @@ def lorenz(run: Run, points: int = 50) -> pd.DataFrame:
     if points < 2:
         raise UserError(f"Expected at least 2 points, got {points}.")
     summaries = open_summaries(run)
-    ordered = -np.sort(-_table(summaries, "fires", 0), axis=1)
+    fires = _table(summaries, "fires", 0)
     shares = np.linspace(0, 1, points)
     pieces = []
-    for layer in np.flatnonzero(ordered.sum(axis=1)):
-        up_to = np.append(0, np.cumsum(ordered[layer])) / ordered[layer].sum()
-        carried = np.interp(shares * run.d_ff, np.arange(run.d_ff + 1), up_to)
+    for layer in np.flatnonzero(fires.sum(axis=1)):
+        width = run.widths[layer]
+        carried = np.interp(shares * width, np.arange(width + 1), _up_to(fires[layer, :width])) / fires[layer].sum()
         pieces.append(pd.DataFrame({"layer": layer, "neurons": shares, "firings": carried}))
     frame = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=["layer", "neurons", "firings"])
     frame.attrs = _about(run, unflagged_tokens(summaries))
@@ -107,9 +109,9 @@ def dead_curve(run: Run, points: int = 40) -> pd.DataFrame:
     sequences = max(run.manifest.sequences, int(first.max()) + 1, 1)
     points_at = np.unique(np.round(np.geomspace(1, sequences, points)).astype(int))
     pieces = []
-    for layer in range(run.layers):
+    for layer, width in enumerate(run.widths):
         woken = np.sort(first[layer][first[layer] != NEVER_SEQUENCE])
-        share = 1 - np.searchsorted(woken, points_at, side="left") / run.d_ff
+        share = 1 - np.searchsorted(woken, points_at, side="left") / width
         pieces.append(pd.DataFrame({"layer": layer, "sequences": points_at, "dead_share": share}))
     frame = pd.concat(pieces, ignore_index=True)
     frame.attrs = _about(run, unflagged_tokens(summaries))
@@ -126,7 +128,8 @@ def dead_mask(run: Run) -> NDArray[np.bool_]:
 
 
 def _dead(summaries: Summaries) -> NDArray[np.bool_]:
-    return _table(summaries, "fires", 0) == 0
+    run = summaries.run
+    return (_table(summaries, "fires", 0) == 0) & (np.arange(run.d_ff) < run.widths[:, None])
 
 
 def dead_neurons(run: Run) -> pd.DataFrame:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from twell.analysis.neurons.by_neuron import last_neuron
 from twell.analysis.neurons.value_histogram import neuron_histogram, quantile
 from twell.analysis.summaries.built import with_damage_note
 from twell.analysis.tokens.same_context import CONTEXT, times_again
@@ -37,8 +38,8 @@ def examples(run: Run, layer: int, neuron: int, width: int = 16) -> pd.DataFrame
 def example_pieces(run: Run, layer: int, neuron: int, width: int = 16) -> pd.DataFrame:
     """Return `examples` with two columns more: start (position of the first token shown); pieces (the text that each
     token from there on adds, up to `width` after the example)."""
-    if not 0 <= layer < run.layers or not 0 <= neuron < run.d_ff:
-        raise UserError(f"Expected a neuron from L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}, got L{layer}/N{neuron}.")
+    if not 0 <= layer < run.layers or not 0 <= neuron < run.widths[layer]:
+        raise UserError(f"Expected a neuron from L0/N0 to {last_neuron(run)}, got L{layer}/N{neuron}.")
     rows = run.rows("examples", [("layer", "=", layer), ("neuron", "=", neuron)]).to_pandas()
     if rows.empty:
         raise Missing(f"{run.name} holds no example of L{layer}/N{neuron}: it never fired, or none was kept.")

@@ -150,8 +150,10 @@ def answers_to(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
     gate = weights.gate(layer)
     embedding = weights.ending("embed_tokens.weight")
     width = int(run.manifest.model["d_model"])
-    if gate.shape != (run.d_ff, width) or embedding is None or embedding.shape[1:] != (width,):
-        raise Missing(f"The weights in {folder} are not this run's: expected a gate product of {run.d_ff} × {width}.")
+    if gate.shape != (run.widths[layer], width) or embedding is None or embedding.shape[1:] != (width,):
+        raise Missing(
+            f"The weights in {folder} are not this run's: expected a gate product of {run.widths[layer]} × {width}."
+        )
     tokens, norm_kind = _vocabulary_size(run, len(embedding)), _norm_kind(run)
     row = _gate_rows(weights, layer, np.array([neuron]), norm_kind)[0]
     matches = _products(embedding, row[:, None])[:tokens, 0]
@@ -204,10 +206,10 @@ def _logits(
     rows = np.empty((width, len(neurons)), np.float32)
     for index, (layer, neuron) in enumerate(neurons):
         down = weights.down(layer)
-        if down.shape != (width, run.d_ff) or unembedding.shape[1:] != (width,):
+        if down.shape != (width, run.widths[layer]) or unembedding.shape[1:] != (width,):
             raise Missing(
-                f"The weights in {weights.folder} are not this run's: expected a down product of {width} × {run.d_ff}, "
-                f"got {' × '.join(map(str, down.shape))}, and an unembedding of "
+                f"The weights in {weights.folder} are not this run's: expected a down product of {width} × "
+                f"{run.widths[layer]}, got {' × '.join(map(str, down.shape))}, and an unembedding of "
                 f"{' × '.join(map(str, unembedding.shape))}."
             )
         rows[:, index] = as_float32(down[:, neuron])

@@ -72,10 +72,11 @@ def weight_norms(run: Run, folder: str, layer: int) -> pd.DataFrame:
     """
     weights = CheckpointTensors(Path(folder))
     gate, down = weights.gate(layer), weights.down(layer)
-    if len(gate) != run.d_ff or down.shape[1] != run.d_ff:
-        raise Missing(f"The weights in {folder} are not this run's: expected {run.d_ff} neurons, got {len(gate)}.")
+    width = int(run.widths[layer])
+    if len(gate) != width or down.shape[1] != width:
+        raise Missing(f"The weights in {folder} are not this run's: expected {width} neurons, got {len(gate)}.")
     fires = by_neuron(run, layer=layer)["fires"].to_numpy() > 0
-    frame = pd.DataFrame({"layer": layer, "neuron": np.arange(run.d_ff)})
+    frame = pd.DataFrame({"layer": layer, "neuron": np.arange(width)})
     for name, rows in (("gate_norm", gate), ("down_norm", down.T)):
         lengths = np.linalg.norm(as_float32(rows), axis=1)
         typical = float(np.median(lengths[fires] if fires.any() else lengths))
@@ -88,7 +89,7 @@ def dead_kinds(run: Run, folder: str) -> tuple[int, int]:
 
     folder: the model's weights. Raises Missing where they cannot be read, or are more than a moment's reading.
     """
-    if 2 * run.layers * run.d_ff * int(run.manifest.model["d_model"]) > READABLE:
+    if 2 * run.neurons * int(run.manifest.model["d_model"]) > READABLE:
         raise Missing(f"The weights of {run.name} are too many to read while a page is drawn.")
     gone, dead = 0, 0
     for layer in range(run.layers):

@@ -32,8 +32,9 @@ def neuron_histogram(run: Run, layer: int | None = None, neuron: int | None = No
     """
     if layer is not None and not 0 <= layer < run.layers:
         raise UserError(f"Expected a layer from 0 to {run.layers - 1}, got {layer}.")
-    if neuron is not None and not 0 <= neuron < run.d_ff:
-        raise UserError(f"Expected a neuron from 0 to {run.d_ff - 1}, got {neuron}.")
+    width = run.d_ff if layer is None else run.widths[layer]
+    if neuron is not None and not 0 <= neuron < width:
+        raise UserError(f"Expected a neuron from 0 to {width - 1}, got {neuron}.")
     equal: dict[str, Any] = {name: one for name, one in (("layer", layer), ("neuron", neuron)) if one is not None}
     rows = open_summaries(run).frame("value_bins", ["layer", "neuron", "bin", "fires"], **equal)
     index = rows["bin"].to_numpy()

@@ -32,7 +32,8 @@ def ffn_speedup(run: Run) -> dict[str, Any]:
 
     speedup; low, high (95 %, over turns; NaN under two turns); turns (that every such layer had); layers (their
     numbers); all_layers; calls (sparse calls timed); tells (whether the interval leaves 1 out); busy (a clause, "" if
-    the machine was quiet, as far as is known); kernel; comparable; note (why not comparable, else "").
+    the machine was quiet, as far as is known); kernel; comparable; note (why not comparable, else ""); filled (a clause, "" where all layers
+    have one width).
 
     Raises Missing where no batch was timed both dense and sparse.
     """
@@ -54,6 +55,7 @@ def ffn_speedup(run: Run) -> dict[str, Any]:
         "kernel": ", ".join(sorted(set(frame["kernel"]))),
         "comparable": comparable,
         "note": "" if comparable else REFERENCE,
+        "filled": filled(run),
     }
 
 
@@ -89,6 +91,14 @@ def busy(run: Run) -> str:
     if low < (1 - UNSTEADY_CLOCK) * high:
         clauses.append(f"the GPU's clock moved between {low:.0f} and {high:.0f} MHz")
     return " and ".join(clauses)
+
+
+def filled(run: Run) -> str:
+    """Return in a clause what both sides ran beyond the model's neurons; "" where all layers have one width."""
+    share = run.neurons / (run.layers * run.d_ff)
+    if share == 1:
+        return ""
+    return f"at {run.d_ff:,} neurons; a dense FFN as narrow as each layer has {share:.0%} of that work"
 
 
 def layer_names(speed: dict[str, Any]) -> str:
@@ -132,6 +142,8 @@ def caveats(speed: dict[str, Any]) -> list[str]:
         sentences.append(
             f"While it was timed {speed['busy']}: the ratio, of turns side by side, says more than a time."
         )
+    if speed["filled"]:
+        sentences.append(f"Dense and sparse ran every layer {speed['filled']}.")
     return sentences
 
 

@@ -42,7 +42,7 @@ def union_sizes(run: Run) -> pd.DataFrame:
                 "p50": p50,
                 "p90": p90,
                 "max": int(count[-1]),
-                "share": mean / run.d_ff,
+                "share": mean / run.widths[layer],
                 "overlap": mean / unshared if unshared else np.nan,
             }
         )

@@ -49,7 +49,8 @@ from twell.workbench.run import locks
 from twell.workbench.run.checks.regular_file import is_within, remove_leftover
 from twell.workbench.run.part_files import ADVICE, read_part
 from twell.workbench.run.schema import SUMMARIES
-from twell.workbench.run.store import Run, copy_without_activity, open_run
+from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.summary_only import copy_without_activity
 
 ROW_GROUP = 2**20  # rows: a column of one group is read without a copy
 PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}  # paths as they are

@@ -88,7 +88,7 @@ def _dead(run: Run) -> str:
         return f"Every neuron fired at least once in {plural(worst['tokens'], 'counted token')}."
     dead = link("neurons", kind="dead")
     return (
-        f"{whole(frame['dead'].sum())} of {plural(run.layers * run.d_ff, 'neuron')} "
+        f"{whole(frame['dead'].sum())} of {plural(run.neurons, 'neuron')} "
         f'<a class="plain" href="{dead}">never fired</a>, most in layer {worst["layer"]:.0f}: '
         f"{percent(worst['dead_share'])} of its neurons."
     )

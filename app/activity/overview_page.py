@@ -22,7 +22,18 @@ from twell.app.jobs.dead_weights import why_dead
 from twell.app.jobs.live_view import follow
 from twell.app.jobs.own_text import own_text_link
 from twell.app.ui import widgets
-from twell.app.ui.formatting import SPACE, number, pass_spread, percent, plural, rare, times, typeset, whole
+from twell.app.ui.formatting import (
+    SPACE,
+    layer_width,
+    number,
+    pass_spread,
+    percent,
+    plural,
+    rare,
+    times,
+    typeset,
+    whole,
+)
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run, link, open_page, run_name, sync_url
 from twell.workbench.errors import Missing
@@ -40,11 +51,11 @@ def draw_headline(run: Run) -> None:
     st.html(f'<p class="tw-lead">{html.escape(typeset(introduction(run, numbers)))} {own_text_link(run)}</p>')
     loss = f"over {plural(numbers['loss_tokens'], 'prediction')}" if numbers["loss_tokens"] else "not recorded"
     values = (
-        ("Sparsity", percent(numbers["sparsity"]), f"1 − nnz / d_ff, mean of {plural(run.layers, 'layer')}"),
+        ("Sparsity", percent(numbers["sparsity"]), f"1 − nnz / d_ff, over {plural(run.layers, 'layer')}"),
         (
             "nnz per token and layer",
             number(numbers["nnz_mean"]),
-            f"of {whole(run.d_ff)} neurons, {plural(tokens, 'counted token')}",
+            f"of {layer_width(run)} neurons, {plural(tokens, 'counted token')}",
         ),
         ("Next-token loss", f"{number(numbers['loss'])} nats" if numbers["loss"] is not None else "–", loss),
         ("Dead neurons", percent(numbers["dead_share"]), *dead_notes(run, numbers)),
@@ -65,7 +76,7 @@ def dead_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
             else "not recorded: capture with --probes neurons",
         )
     why = why_dead(run)
-    neurons, tokens = run.layers * run.d_ff, plural(numbers["tokens"], "counted token")
+    neurons, tokens = run.neurons, plural(numbers["tokens"], "counted token")
     return (
         f"{whole(numbers['dead'])} of {whole(neurons)} never fired in {tokens}" + (f": {why}" if why else ""),
         f"Of {plural(run.manifest.sequences, 'sequence')}. Each fires on less than {rare(numbers['dead_upper'])} of "

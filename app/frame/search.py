@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 
 from twell import analysis
-from twell.analysis.neurons.by_neuron import parse_neuron
+from twell.analysis.neurons.by_neuron import last_neuron, parse_neuron
 from twell.analysis.tokens.text_search import places_of
 from twell.app.ui.formatting import visible
 from twell.app.ui.query import fetch
@@ -38,7 +38,7 @@ def target(run: Run, text: str) -> Target:
     if neuron := parse_neuron(text, run):
         return Target("neuron", {"neuron": f"L{neuron[0]}/N{neuron[1]}"})
     if NEURON.fullmatch(text):
-        last = f"L{run.layers - 1}/N{run.d_ff - 1}"
+        last = last_neuron(run)
         return Target("", reason=f"There is no neuron {text.strip()}: the names go from L0/N0 to {last}.")
     quoted = QUOTED.fullmatch(text)
     if not quoted and (token := token_called(run, text)) is not None:

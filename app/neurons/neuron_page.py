@@ -10,7 +10,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures.neurons import rank_curve, ranks, value_bars, value_distribution
-from twell.analysis.neurons.by_neuron import parse_neuron
+from twell.analysis.neurons.by_neuron import last_neuron, parse_neuron
 from twell.analysis.neurons.coactivation import fires_with
 from twell.analysis.neurons.examples import example_pieces
 from twell.analysis.neurons.logit_lens import SURE, answers_to, written
@@ -53,7 +53,7 @@ def draw_numbers(run: Run, row: dict[str, object]) -> None:
         (
             "Rank in its layer",
             whole(float(str(row["rank"]))) if fires else "–",
-            f"by density, of {whole(run.d_ff)} neurons" if fires else never,
+            f"by density, of {whole(run.widths[int(str(row['layer']))])} neurons" if fires else never,
         ),
         ("Mean value", number(float(str(row["value_mean"]))), "over the tokens that fire it" if fires else never),
         ("Largest value", number(float(str(row["value_max"]))), "in the run" if fires else never),
@@ -251,7 +251,7 @@ def draw_links(run: Run, layer: int, neuron: int) -> None:
         widgets.page_link("neurons", "← All neurons")
         if neuron > 0:
             widgets.page_link("neuron", f"L{layer}/N{neuron - 1}", neuron=f"L{layer}/N{neuron - 1}")
-        if neuron + 1 < run.d_ff:
+        if neuron + 1 < run.widths[layer]:
             widgets.page_link("neuron", f"L{layer}/N{neuron + 1}", neuron=f"L{layer}/N{neuron + 1}")
 
 
@@ -261,10 +261,7 @@ def draw_page(run: Run) -> None:
     if location is None:
         widgets.page_link("neurons", "← All neurons")
         widgets.title("No such neuron")
-        st.info(
-            f"This run's neurons are named L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}. Choose one from the list of "
-            "all neurons."
-        )
+        st.info(f"This run's neurons are named L0/N0 to {last_neuron(run)}. Choose one from the list of all neurons.")
         return
     layer, neuron = location
     draw_links(run, layer, neuron)

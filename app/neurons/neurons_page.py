@@ -27,7 +27,7 @@ from twell.app.neurons.neuron_data import (
     with_written,
 )
 from twell.app.ui import widgets
-from twell.app.ui.formatting import decimals, percent, plural, rare, typeset, visible, whole
+from twell.app.ui.formatting import decimals, layer_width, percent, plural, rare, typeset, visible, whole
 from twell.app.ui.query import Query, QueryResult, fetch, query
 from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run, link, one_of, open_page, run_name, sync_url, url_param
@@ -60,7 +60,7 @@ def draw_densities(run: Run) -> None:
     tokens = int(fetch(run, analysis.by_layer)["tokens"].max())
     widgets.heading(
         "How often they fire, by layer",
-        f"Each row: what share of a layer's {whole(run.d_ff)} neurons fires how often. Density: the share of tokens "
+        f"Each row: what share of a layer's {layer_width(run)} neurons fires how often. Density: the share of tokens "
         "that fire a neuron. "
         f"Dead: never fired on this text, {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, "
         f"so the density is below {rare(3 / max(tokens, 1))} (95 %). Shades go by the square root. "
@@ -81,7 +81,7 @@ def draw_dead(run: Run) -> None:
     layers = fetch(run, analysis.by_layer)
     if "dead" not in layers or layers["dead"].isna().any():
         return
-    dead, of = int(layers["dead"].sum()), run.layers * run.d_ff
+    dead, of = int(layers["dead"].sum()), run.neurons
     if not dead:
         return
     why = why_dead(run)

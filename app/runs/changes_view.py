@@ -13,7 +13,7 @@ from twell import analysis
 from twell.analysis.changes import headline_changes
 from twell.analysis.figures.compare import layer_labels
 from twell.app.ui import widgets
-from twell.app.ui.formatting import SPACE, number, percent, signed, times, typeset, whole
+from twell.app.ui.formatting import SPACE, layer_width, number, percent, signed, times, typeset
 from twell.app.ui.query import query_with_others
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -60,10 +60,10 @@ def lead(runs: tuple[Run, Run], frame: pd.DataFrame) -> str:
             f"{runs[0].name} fires {times(row['ratio'])} as many neurons a token and layer as {runs[1].name}{span}: "
             f"{number(row['value'])} against {number(row['first'])}"
         )
-        if runs[0].d_ff != runs[1].d_ff:
+        if runs[0].manifest.widths != runs[1].manifest.widths:
             share = by_name.loc["firing_share"]
             sentence += (
-                f". Of a layer's neurons, {whole(runs[0].d_ff)} and {whole(runs[1].d_ff)}, that is "
+                f". Of a layer's neurons, {layer_width(runs[0])} and {layer_width(runs[1])}, that is "
                 f"{times(share['ratio'])} the share: {percent(share['value'])} against {percent(share['first'])}"
             )
         sentences.append(f"{sentence}.")

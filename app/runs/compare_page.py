@@ -26,7 +26,7 @@ from twell.app.runs.changes_view import draw_changes
 from twell.app.runs.comparison import is_copy, likeness_sentence, same_text, similarity
 from twell.app.runs.trainings_view import draw_trainings
 from twell.app.ui import run_header, widgets
-from twell.app.ui.formatting import fixed, pass_spread, percent, plural, times, token_html, typeset, whole
+from twell.app.ui.formatting import fixed, layer_width, pass_spread, percent, plural, times, token_html, typeset, whole
 from twell.app.ui.query import fetch, query_with_others
 from twell.app.ui.run_cache import shown
 from twell.app.ui.run_catalog import RunCatalog, find_runs, run_label
@@ -76,7 +76,7 @@ def draw_headline(runs: tuple[Run, Run]) -> None:
     overviews = [fetch(run, analysis.overview) for run in runs]
     facts = {
         "Model": [str(run.manifest.model["name"]) for run in runs],
-        "Layers × d_ff": [f"{run.layers} × {whole(run.d_ff)}" for run in runs],
+        "Layers × d_ff": [f"{run.layers} × {layer_width(run)}" for run in runs],
         "Text": [", ".join(str(t.get("source", "?")) for t in run.manifest.text) for run in runs],
         "Kernel": [f"{r.manifest.kernel['name']}, {r.manifest.dtype} on {r.manifest.device}" for r in runs],
     }
@@ -139,8 +139,9 @@ def partners_sentence(runs: tuple[Run, Run]) -> str:
         else ""
     )
     width = (
-        f" A layer has {whole(runs[0].d_ff)} neurons and {whole(runs[1].d_ff)}, so equal counts are not equal sparsity."
-        if runs[0].d_ff != runs[1].d_ff
+        f" A layer has {layer_width(runs[0])} neurons and {layer_width(runs[1])}, so equal counts are not equal "
+        "sparsity."
+        if runs[0].manifest.widths != runs[1].manifest.widths
         else ""
     )
     return depth + width

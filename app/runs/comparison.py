@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twell.analysis.compare import of_one_text
 from twell.analysis.speed.speedup import sizes
-from twell.app.ui.formatting import whole
+from twell.app.ui.formatting import layer_width, whole
 from twell.app.ui.query import fetch
 from twell.workbench.run.store import Run
 
@@ -57,7 +57,7 @@ def _facts(run: Run, other: Run) -> dict[str, tuple[str, str]]:
         facts = {
             "family": str(one.manifest.model.get("family") or ""),
             "number of layers": str(one.layers),
-            "d_ff": whole(one.d_ff),
+            "d_ff": layer_width(one),
             "kernel": str(one.manifest.kernel["name"]),
             "number format": one.manifest.dtype,
             "device": device,

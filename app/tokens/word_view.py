@@ -19,7 +19,7 @@ from twell.app.tokens.token_data import ALL_TOKENS
 from twell.app.tokens.token_rows import draw_its_neurons, draw_neurons, say_mostly_layer, titled_row
 from twell.app.tokens.word_data import with_nnz, word_layers, word_neurons, word_tokens
 from twell.app.ui import widgets
-from twell.app.ui.formatting import fixed, number, plural, running, token_html, visible, whole
+from twell.app.ui.formatting import fixed, layer_width, number, plural, running, token_html, visible, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.questions import noted, say_left_out
 from twell.app.ui.url_state import link
@@ -44,7 +44,11 @@ def draw_word(run: Run, word: str) -> None:
     error = "" if pd.isna(half) else f" ± {half:.2f}"
     widgets.numbers(
         (
-            ("nnz per layer", number(row["mean"]), f"of {whole(run.d_ff)} neurons, mean of its tokens"),
+            (
+                "nnz per layer",
+                number(row["mean"]),
+                f"of {layer_width(run)} neurons, mean of its tokens",
+            ),
             ("z", f"{fixed(row['z'])}{error}", "mean over layers; ± its 95 % interval"),
             ("Count", whole(row["count"]), f"in {plural(row['sequences'], 'sequence')}"),
             ("Rank", *rank_of(frame, row)),

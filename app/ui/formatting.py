@@ -27,15 +27,19 @@ from twell.analysis.figures.labels import (
     visible,
     whole,
 )
+from twell.workbench.run.manifest import spelled
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from twell.workbench.run.store import Run
 
 __all__ = [
     "SPACE",
     "aligned",
     "decimals",
     "fixed",
+    "layer_width",
     "marked_up",
     "matching",
     "number",
@@ -53,6 +57,11 @@ __all__ = [
     "visible",
     "whole",
 ]
+
+
+def layer_width(run: Run) -> str:
+    """Return how many neurons a layer of a run has: `5 632`, or `104 to 176` where layers differ."""
+    return spelled(run.manifest.widths, whole)
 
 
 def matching(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:

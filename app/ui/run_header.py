@@ -10,7 +10,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.app.ui import widgets
-from twell.app.ui.formatting import SPACE, plural, seconds_ago, whole
+from twell.app.ui.formatting import SPACE, layer_width, plural, seconds_ago, whole
 from twell.app.ui.run_cache import MANIFEST, digest, open_cached
 from twell.app.ui.url_state import redraw_page
 from twell.workbench.errors import Missing, UserError
@@ -24,7 +24,7 @@ def facts(run: Run) -> None:
     """Draw the line that says which model was run, on what, and how."""
     manifest = run.manifest
     texts = [
-        f"{run.layers} layers × {whole(manifest.model['d_model'])}, d_ff {whole(run.d_ff)}",
+        f"{run.layers} layers × {whole(manifest.model['d_model'])}, d_ff {layer_width(run)}",
         "training"
         if manifest.training
         else f"{plural(manifest.tokens, 'token')} in {plural(manifest.sequences, 'sequence')}",
@@ -40,7 +40,7 @@ def definition(run: Run) -> None:
     """Draw the button that explains nnz, by the rule of this run, and the terms that rest on it."""
     with st.popover("What is nnz?", type="tertiary", key="definition"):
         terms = {
-            "nnz": f"the number of a layer's {whole(run.d_ff)} FFN neurons that a token fires. In this run, a neuron "
+            "nnz": f"the number of a layer's {layer_width(run)} FFN neurons that a token fires. In this run, a neuron "
             f"fires when: {run.manifest.nnz_definition.rstrip('.')}.",
             "FFN": "the feed-forward part of a layer, where its neurons are; the other part is attention.",
             "sparsity": "1 − mean nnz / d_ff, where d_ff is the number of neurons of a layer.",

@@ -16,6 +16,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from twell.analysis.figures.style import CONFIG
+from twell.analysis.neurons.by_neuron import last_neuron
 from twell.app.ui.formatting import number, plural, typeset
 from twell.app.ui.pages import PAGES
 from twell.app.ui.query import QueryResult
@@ -277,7 +278,7 @@ def url_choice(label: str, names: dict[str, str], param: str, default: str, **lo
 
 def no_such_neuron(run: Run) -> None:
     """Draw a note under a field for a neuron's name that holds no such name."""
-    note(f"No such neuron: the names of this run go from L0/N0 to L{run.layers - 1}/N{run.d_ff - 1}.")
+    note(f"No such neuron: the names of this run go from L0/N0 to {last_neuron(run)}.")
 
 
 def nats(value: float) -> str:

@@ -41,7 +41,8 @@ from twell.workbench.run.manifest import Part
 from twell.workbench.run.manifest_checks import digest
 from twell.workbench.run.part_files import checksum
 from twell.workbench.run.schema import SUMMARIES, TABLES
-from twell.workbench.run.store import Run, copy_without_activity, open_run
+from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.summary_only import copy_without_activity
 
 LIMIT = 4_000_000  # bytes of a run
 OWN = "builtin:"  # the sources whose text is the package's own

@@ -23,7 +23,8 @@ from twell.analysis import ensure
 from twell.analysis.exports.documents import cells
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import nnz_columns
-from twell.workbench.run.store import Run, copy_without_activity, open_run
+from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.summary_only import copy_without_activity
 
 TOKENS = int(os.environ.get("MADE_TOKENS", "5600"))
 SEQUENCE = 47  # tokens of a made sequence, a little under the mean of their lengths

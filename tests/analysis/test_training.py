@@ -78,7 +78,8 @@ def test_what_a_training_lacks_is_said(trained: Run) -> None:
 
 
 def test_a_copy_without_activity_keeps_it(trained: Run, tmp_path: Path) -> None:
-    from twell.workbench.run.store import copy_without_activity, open_run
+    from twell.workbench.run.store import open_run
+    from twell.workbench.run.summary_only import copy_without_activity
 
     copy_without_activity(trained.path, tmp_path / "copy")
     pd.testing.assert_frame_equal(training_steps(open_run(tmp_path / "copy")), training_steps(trained))

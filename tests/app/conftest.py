@@ -22,7 +22,8 @@ from support.browser_pages import Watched
 from support.servers import remove, served
 
 from twell.analysis import ensure
-from twell.workbench.run.store import Run, copy_without_activity, open_run
+from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.summary_only import copy_without_activity
 
 MAIN = Path(__file__).resolve().parents[2] / "app" / "main.py"
 HOSTILE = {

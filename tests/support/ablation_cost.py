@@ -95,7 +95,7 @@ def main() -> None:
     fires = rng.integers(1, 1000, (own.layers, own.d_ff))
     fires[:, ::10] = 0
     with AblationRunner(own) as runner:
-        facts = Facts(own.layers, own.d_ff, fires, hidden_quantiles(own, cut[0], runner))
+        facts = Facts(own.widths, own.d_ff, fires, hidden_quantiles(own, cut[0], runner))
         conditions: list[Condition] = parse(CONDITIONS, own.layers)
         interventions = [intervention_of(condition, facts) for condition in conditions]
 

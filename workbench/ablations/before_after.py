@@ -19,8 +19,9 @@ from torch import nn
 from twell.workbench.ablations.passes import AblationRunner
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.models.own_code import OwnModel
-from twell.workbench.models.sizes import MULTIPLE
+from twell.workbench.models.sizes import MULTIPLE, own_sizes
 from twell.workbench.models.threshold_ffn import sizes
+from twell.workbench.run.manifest import spelled
 from twell.workbench.text.batches import Batch
 
 Interval = Callable[[NDArray, NDArray], tuple[float, float, float]]
@@ -75,9 +76,8 @@ def compare(
                 summed = nn.functional.cross_entropy(logits.float(), targets[rows + 1], reduction="sum")
                 losses[index] += float(summed)
             tokens += len(rows)
-    models = [[parameter for parameter in model.model.parameters()] for model in (own, smaller)]
-    before, after = (sum(p.numel() for p in each) for each in models)
-    sized = [sum(p.numel() * p.element_size() for p in each) for each in models]
+    before, after = (own_sizes(model.model)[1] for model in (own, smaller))
+    sized = [_bytes(model.model) for model in (own, smaller)]
     return Pruned(
         widths=[sizes(down)[0] for down in smaller.downs],
         kept=keep.sum(1).tolist(),
@@ -88,6 +88,13 @@ def compare(
         error=error / max(greatest, 1e-9),
         unseen=_by_document((own, smaller), unseen),
     )
+
+
+def _bytes(model: nn.Module) -> int:
+    """Return how many bytes a model's weights take, without neurons of zeros that fill it up."""
+    held = [(parameter.numel(), parameter.element_size()) for parameter in model.parameters()]
+    filled = sum(numbers for numbers, _ in held) - own_sizes(model)[1]
+    return sum(numbers * each for numbers, each in held) - filled * min(each for _, each in held)
 
 
 def _by_document(models: tuple[OwnModel, OwnModel], cut: Sequence[Batch]) -> NDArray:
@@ -107,10 +114,8 @@ def _by_document(models: tuple[OwnModel, OwnModel], cut: Sequence[Batch]) -> NDA
 
 def report(result: Pruned, own: OwnModel, out: Path, interval: Interval | None) -> list[str]:
     """Return what a pruning saved, as lines of text. interval: as in `command`"""
-    several = len(set(result.widths)) > 1
-    width = f"{min(result.widths):,} to {result.width:,}" if several else f"{result.width:,}"
     lines = [
-        f"{out}: {width} of {own.d_ff:,} neurons a layer",
+        f"{out}: {spelled(result.widths)} of {spelled(own.widths)} neurons a layer",
         f"  needed      {', '.join(f'{count:,}' for count in result.kept)} neurons by layer",
         f"  logits      at most {result.error:.1e} of the greatest off, on the run's text",
         f"  {'':<32}{'before':>16}{'after':>16}",
@@ -125,7 +130,7 @@ def report(result: Pruned, own: OwnModel, out: Path, interval: Interval | None) 
         lines.append(f"  {name:<32}{before:>16{form}}{after:>16{form}}{_rounded(after / before - 1, 3):>+9.1%}")
     if result.unseen.size:
         lines.append(_other_text(result.unseen, interval))
-    if min(result.widths) == own.d_ff:
+    if result.widths == own.widths:
         lines.append(f"  {_nothing_removed(result.kept, own.d_ff, out)}")
     return lines
 

@@ -42,11 +42,12 @@ class Intervention:
 class Facts:
     """The numbers by which conditions become interventions.
 
+    widths: how many neurons each layer has; d_ff: the greatest
     fires: int64 [layers, d_ff], firings of each neuron in the run, None where it counted none; quantiles: the values
     |hidden| in each layer that are not 0, ascending, evenly spaced [layers, n]; threshold: firing is |hidden| > it
     """
 
-    layers: int
+    widths: Sequence[int]
     d_ff: int
     fires: NDArray | None
     quantiles: NDArray | None = None
@@ -55,11 +56,12 @@ class Facts:
 
 def intervention_of(condition: Condition, facts: Facts, seed: int = 0) -> Intervention:
     """Return a condition as actions. Raises TakesNothing, and UserError for one that takes all of a layer."""
-    layers = [condition.layer] if condition.layer >= 0 else list(range(facts.layers))
+    layers = [condition.layer] if condition.layer >= 0 else list(range(len(facts.widths)))
     kind, share = condition.kind, condition.share or 0.0
     actions: dict[int, Action] = {}
     if kind == "ffn":
-        return Intervention(condition, {layer: Silence(None) for layer in layers}, facts.d_ff * len(layers))
+        silenced = sum(facts.widths[layer] for layer in layers)
+        return Intervention(condition, {layer: Silence(None) for layer in layers}, silenced)
     if kind == "shares":
         actions |= {at: Shrink(smallest(facts, at, one)) for at, one in enumerate(condition.shares) if one}
         return Intervention(condition, actions, None)
@@ -75,7 +77,7 @@ def intervention_of(condition: Condition, facts: Facts, seed: int = 0) -> Interv
     silenced = 0
     for layer in layers:
         chosen = _chosen(condition, facts, layer, seed)
-        if len(chosen) == facts.d_ff:
+        if len(chosen) == facts.widths[layer]:
             raise UserError(f"Expected some neurons left in layer {layer}, got all of it: ffn@{layer} takes it away.")
         if len(chosen):
             actions[layer] = Silence(_keep(chosen, facts.d_ff))
@@ -98,8 +100,8 @@ def _chosen(condition: Condition, facts: Facts, layer: int, seed: int) -> NDArra
     """Return the neurons of a layer that a condition silences."""
     if condition.kind == "neurons":
         listed = np.array(condition.neurons.get(layer, ()), dtype=int)
-        if len(listed) and listed[-1] >= facts.d_ff:
-            raise UserError(f"Expected neurons from 0 to {facts.d_ff - 1}, got L{layer}/N{listed[-1]}.")
+        if len(listed) and listed[-1] >= facts.widths[layer]:
+            raise UserError(f"Expected neurons from 0 to {facts.widths[layer] - 1}, got L{layer}/N{listed[-1]}.")
         return listed
     if facts.fires is None:
         raise UserError(
@@ -107,7 +109,7 @@ def _chosen(condition: Condition, facts: Facts, layer: int, seed: int) -> NDArra
         )
     fires = facts.fires[layer]
     if condition.kind == "dead":
-        return np.flatnonzero(fires == 0)
+        return np.flatnonzero(fires[: facts.widths[layer]] == 0)
     order = np.argsort(fires, kind="stable")
     living = order[fires[order] > 0]
     count = round((condition.share or 0) * len(living))

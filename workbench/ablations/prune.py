@@ -35,7 +35,7 @@ from twell.workbench.models import weights
 from twell.workbench.models.checkpoint import find, understood
 from twell.workbench.models.families import FAMILIES
 from twell.workbench.models.own_code import OwnModel, own_of
-from twell.workbench.models.sizes import MULTIPLE, WIDTHS, decoder_layers, select
+from twell.workbench.models.sizes import FILLED, MULTIPLE, WIDTHS, decoder_layers, select
 from twell.workbench.option_fields import check_bounds
 from twell.workbench.run.store import Run, open_run, refuse_existing
 from twell.workbench.text.batches import Batch, batches
@@ -70,6 +70,8 @@ def prune(model: Any, keep: NDArray | Tensor, per_layer: bool = False) -> Any:
         raise UserError(f"Expected neurons left in every layer, got none in layer {int(np.argmin(mask.any(1)))}.")
     widths = [min(shape[1], -(-int(count) // MULTIPLE) * MULTIPLE) for count in mask.sum(1)]
     smaller = copy.deepcopy(model)
+    if hasattr(smaller, FILLED):
+        delattr(smaller, FILLED)
     settings = smaller.config.get_text_config()
     setattr(settings, family.d_ff, max(widths))
     if per_layer:

@@ -130,7 +130,7 @@ def effective(run: Run, own: OwnModel, study: Study) -> tuple[Study, list[str]]:
 
     Raises TakesNothing where no condition is left, and UserError for one that takes all of a layer.
     """
-    facts = Facts(own.layers, own.d_ff, neuron_fires(run))
+    facts = Facts(own.widths, own.d_ff, neuron_fires(run))
     kept, left_out = [], list[str]()
     for condition in study.conditions:
         try:
@@ -151,7 +151,7 @@ def interventions_of(
     values = None
     if any(condition.kind in OF_VALUES for condition in study.conditions):
         values = hidden_quantiles(own, cut[0], runner)
-    facts = Facts(own.layers, own.d_ff, neuron_fires(run), values, _threshold(run))
+    facts = Facts(own.widths, own.d_ff, neuron_fires(run), values, _threshold(run))
     return [intervention_of(condition, facts, study.seed) for condition in study.conditions]
 
 

@@ -35,7 +35,7 @@ from twell.workbench.doctor import device_name, why
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.options import CaptureOptions
-from twell.workbench.run.manifest import COMPLETE
+from twell.workbench.run.manifest import COMPLETE, spelled
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
 from twell.workbench.text.sequences import documents
@@ -132,8 +132,12 @@ def outcome(run: Run, nnz_mean: float | None, counted: int) -> str:
     loss = "" if manifest.loss is None else f", loss {manifest.loss:.3f} nats"
     state = "" if manifest.status == COMPLETE else f" ({manifest.status})"
     rate = manifest.tokens / max(manifest.seconds, 1e-9)
-    counts = "no token counted" if nnz_mean is None else f"{counted:,} counted, mean nnz {nnz_mean:.1f} of {run.d_ff:,}"
-    sparsity = "" if nnz_mean is None else f" (sparsity {1 - nnz_mean / run.d_ff:.2%})"
+    counts = (
+        "no token counted"
+        if nnz_mean is None
+        else f"{counted:,} counted, mean nnz {nnz_mean:.1f} of {spelled(run.manifest.widths)}"
+    )
+    sparsity = "" if nnz_mean is None else f" (sparsity {1 - nnz_mean * run.layers / run.neurons:.2%})"
     return (
         f"{run.path}{state}: {manifest.tokens:,} tokens in {manifest.seconds:.1f} s ({rate:,.0f} tokens/s), "
         f"{counts}{sparsity}{loss}."

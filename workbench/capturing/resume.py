@@ -35,7 +35,7 @@ from twell.workbench.text.batches import Batch
 
 SAME = ("nnz_definition", "dtype", "kernel", "layout", "tokenizer")  # fields of the manifest that must be equal
 NOT_COMPARED = {"out", "resume"}  # options that do not change what is recorded
-NEWER = ("norm", "ffn_parameters")  # keys of the manifest's `model` that runs of older versions lack
+NEWER = ("norm", "ffn_parameters", "widths")  # keys of the manifest's `model` that runs of older versions lack
 
 
 def new_manifest(loaded: LoadedModel, options: CaptureOptions, names: Iterable[str]) -> Manifest:

@@ -34,7 +34,7 @@ from twell.workbench.errors import UserError, first_line
 from twell.workbench.models import threshold_ffn, weights
 from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, refuse_unreadable_generation, understood
 from twell.workbench.models.families import ACTIVATIONS, FAMILIES
-from twell.workbench.models.sizes import decoder_layers
+from twell.workbench.models.sizes import decoder_layers, own_sizes
 from twell.workbench.run.manifest import RMS_NORM
 
 CONTEXT = 2048  # tokens: the longest sequence unless told otherwise
@@ -84,6 +84,12 @@ class LoadedModel:
     @property
     def d_ff(self) -> int:
         return self._counting[0].d_ff
+
+    @property
+    def widths(self) -> list[int]:
+        """How many neurons each layer has, without those of zeros that fill it up."""
+        own = own_sizes(self.model)[0]
+        return own if len(own) == self.layers else [self.d_ff] * self.layers
 
     @property
     def context(self) -> int:
@@ -145,6 +151,8 @@ class LoadedModel:
 
     def describe(self) -> dict[str, Any]:
         """Return the manifest's field `model`; a value that most models have is left out."""
+        own, parameters = self.widths, own_sizes(self.model)[1]
+        widths = own if min(own) < self.d_ff else []
         model: dict[str, Any] = {
             "name": self.name,
             "revision": self.revision,
@@ -154,12 +162,14 @@ class LoadedModel:
             "d_model": self.d_model,
             "d_ff": self.d_ff,
             "vocab_size": self.vocab_size,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "parameters": parameters,
         }
         norm = FAMILIES[self.family].norm if self.family in FAMILIES else RMS_NORM
         model |= {"up_relu": True} if self.counts_used else {}
         if self.watched and self.blocks:  # of other FFNs the definition of nnz tells how many matrices they have
-            model["ffn_parameters"] = threshold_ffn.ffn_parameters(self.blocks)
+            filled = threshold_ffn.ffn_parameters(self.blocks)
+            model["ffn_parameters"] = filled * sum(widths) // (self.d_ff * self.layers) if widths else filled
+        model |= {"widths": widths} if widths else {}
         return model | ({"norm": norm} if norm != RMS_NORM else {})
 
 

@@ -27,7 +27,7 @@ from twell.workbench.models import threshold_ffn, weights
 from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, understood
 from twell.workbench.models.families import FAMILIES, PLAIN
 from twell.workbench.models.remembered import recall
-from twell.workbench.models.sizes import decoder_layers
+from twell.workbench.models.sizes import decoder_layers, own_sizes
 from twell.workbench.run.store import Run
 
 
@@ -53,6 +53,11 @@ class OwnModel:
     @property
     def d_ff(self) -> int:
         return threshold_ffn.sizes(self.downs[0])[0]
+
+    @property
+    def widths(self) -> list[int]:
+        """How many neurons each layer has, without those of zeros that fill it up."""
+        return own_sizes(self.model)[0] or [self.d_ff] * self.layers
 
     @property
     def blocks(self) -> list[nn.Module]:

@@ -29,6 +29,7 @@ MOST_LAYERS = 10_000
 TIED = 2  # times as many parameters as a file that stores one of two tied matrices
 SLACK = 2**22  # parameters, of masks and positions that a file need not store
 WIDTHS = "ffn_widths"  # the field of config.json
+FILLED = "filled_up"  # the attribute of a network: widths before it was filled up, and how many numbers that took
 MULTIPLE = 8  # of neurons, as the kernels take them
 
 
@@ -146,11 +147,19 @@ def narrow(network: Any) -> None:
         select(layer, FAMILIES[config.model_type], torch.arange(width, device=network.device))
 
 
+def own_sizes(network: nn.Module) -> tuple[list[int], int]:
+    """Return each layer's width before it was filled up, none where they are alike, and the number of parameters
+    without those that were filled in."""
+    widths, filled = getattr(network, FILLED, ([], 0))
+    return widths, sum(parameter.numel() for parameter in network.parameters()) - filled
+
+
 def widen(network: Any) -> None:
     """Fill narrower layers up to the widest with neurons of zeros, in place; a network of one width stays."""
     config = network.config.get_text_config()
     if getattr(config, WIDTHS, None) is None:
         return
+    widths, (_, before) = list(getattr(config, WIDTHS)), own_sizes(network)
     family = FAMILIES[config.model_type]
     width = getattr(config, family.d_ff)
 
@@ -165,6 +174,8 @@ def widen(network: Any) -> None:
         if hasattr(holder, "intermediate_size"):
             holder.intermediate_size = width
     delattr(config, WIDTHS)
+    if len(set(widths)) > 1:
+        setattr(network, FILLED, (widths, own_sizes(network)[1] - before))
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ RECORDING, COMPLETE, INTERRUPTED = "recording", "complete", "interrupted"
 # model["norm"]: the norm before the head. rms, which is the default and not written, divides by the root mean square;
 # layer subtracts the mean first, and layer_plus_one also scales by 1 + weight.
 # model["ffn_parameters"]: numbers in the matrices of all FFNs, where nnz is counted above a threshold, of any FFN.
+# model["widths"]: neurons of each layer, where they differ; d_ff is the greatest.
 RMS_NORM, LAYER_NORM, LAYER_NORM_PLUS_ONE = "rms", "layer", "layer_plus_one"
 
 # MIGRATIONS[v] turns the JSON object of schema version v + 1 into that of v + 2. Append only.
@@ -102,6 +103,11 @@ class Manifest:
         return int(self.model["d_ff"])
 
     @property
+    def widths(self) -> list[int]:
+        """Return how many neurons each layer has."""
+        return self.model.get("widths") or [self.d_ff] * self.layers
+
+    @property
     def counts_used(self) -> bool:
         """Return whether rows also have used_LL: how many fired neurons have a product that is not zero."""
         return bool(self.model.get("up_relu"))
@@ -115,6 +121,12 @@ class Manifest:
     def loss(self) -> float | None:
         """Return the mean next-token loss in nats, or None where no loss was recorded."""
         return self.loss_sum / self.loss_tokens if self.loss_tokens else None
+
+
+def spelled(widths: Sequence[int], form: Callable[[int], str] = "{:,}".format) -> str:
+    """Return how many neurons a layer has, in words: `5,632`, or `104 to 176` where layers differ."""
+    least, most = min(widths), max(widths)
+    return form(most) if least == most else f"{form(least)} to {form(most)}"
 
 
 def read(folder: Path) -> Manifest:

@@ -77,6 +77,7 @@ OPTIONAL: dict[str, dict[str, Rule]] = {
         **dict.fromkeys(("d_model", "vocab_size", "parameters", "ffn_parameters"), _or_none(COUNT)),
         **dict.fromkeys(("family", "revision", "weights", "norm"), _or_none(TEXT)),
         "up_relu": FLAG,
+        "widths": ("as a list of whole numbers", lambda value: isinstance(value, list) and all(map(SIZE[1], value))),
     },
     "tokenizer": {"name": _or_none(TEXT), "vocab_size": _or_none(COUNT)},
     "kernel": {"reason": TEXT},
@@ -124,6 +125,9 @@ def check_fields(path: Path, data: dict[str, Any]) -> None:
         _check(path, name, data.get(name), rules, needed=tuple(rules))
     for name, rules in OPTIONAL.items():
         _check(path, name, data.get(name) or {}, rules)
+    widths = data["model"].get("widths")
+    if widths is not None and (len(widths) != data["model"]["layers"] or max(widths) != data["model"]["d_ff"]):
+        raise _refusal(path, "widths of each layer, of which d_ff is the greatest", widths)
     for name, number in (data.get("overhead") or {}).items():
         if str(name).endswith("_over_none"):
             _check(path, "overhead", {name: number}, {name: NUMBER})

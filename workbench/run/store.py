@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -22,12 +21,13 @@ from twell.workbench.run import manifest as manifests
 from twell.workbench.run.checks import left_out, queries
 from twell.workbench.run.checks.summary_home import summary_home
 from twell.workbench.run.manifest import Manifest
-from twell.workbench.run.part_files import checksum, open_part, read_part, unreadable_part, with_newer_columns
+from twell.workbench.run.part_files import open_part, read_part, unreadable_part, with_newer_columns
 from twell.workbench.run.schema import SUMMARIES, TABLES, nnz_columns
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Run:
         tables = ", ".join(dict.fromkeys(part.table for part in about.parts))
         return (
             f"Run({str(self.path)!r}: {about.status}, {about.tokens:,} tokens, {about.model['name']}, "
-            f"{self.layers} layers of {self.d_ff:,} neurons; tables {tables}){self.left_out and f'. {self.left_out}'}"
+            f"{self.layers} layers of {manifests.spelled(about.widths)} neurons; "
+            f"tables {tables}){self.left_out and f'. {self.left_out}'}"
         )
 
     def _repr_html_(self) -> str:
@@ -64,7 +65,20 @@ class Run:
 
     @property
     def d_ff(self) -> int:
+        """Return how many neurons a layer has; the widest one, where `twell prune --per-layer` made the model."""
         return self.manifest.d_ff
+
+    @property
+    def widths(self) -> NDArray:
+        """Return how many neurons each layer has, int64 [layers]."""
+        import numpy as np
+
+        return np.array(self.manifest.widths, dtype=np.int64)
+
+    @property
+    def neurons(self) -> int:
+        """Return how many neurons all layers have."""
+        return sum(self.manifest.widths)
 
     def has(self, table: str) -> bool:
         """Return whether the run has any part of a table."""
@@ -266,33 +280,3 @@ def refuse_existing(folder: Path) -> None:
         raise UserError(f"Expected an output folder, {folder} is a file: choose another folder.")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"Expected an empty output folder, {folder} holds other files: choose another folder.")
-
-
-def copy_without_activity(source: Path, target: Path, without_damaged: bool = False) -> None:
-    """Copy a summarised run as a summary-only run, from which its text cannot be read.
-
-    source, target: the folders of the run and of its copy; without_damaged: as in `open_run`. Tables whose sums are in
-    the summary (neurons, tiles, unions) are left out: they would be most of the copy. The manifest is written last, so
-    what was cut short is not mistaken for a run. Raises UserError where it cannot be written.
-    """
-    refuse_existing(target)
-    run = open_run(source, without_damaged)
-    parts = [part for part in run.manifest.parts if TABLES[part.table].in_summary_only]
-    manifest = replace(run.manifest, parts=parts, summary_only=True)
-    if damaged := Run(source, manifest).damaged():
-        raise UserError(f"Expected a whole run to copy, got: {damaged[0]} Copy it again from where it was recorded.")
-    names = ["built.json", *(f"{name}.parquet" for name, table in SUMMARIES.tables.items() if table.in_summary_only)]
-    built, summary = run.summary_path("any").parent, Path("summary") / f"v{SUMMARIES.version}"
-    summaries = {summary / name: built / name for name in names if (built / name).is_file()}
-    files = {Path(part.file): source / part.file for part in manifest.parts} | summaries
-    try:
-        for file, original in files.items():
-            (target / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(original, target / file)
-        manifest.summaries = {file.as_posix(): checksum(target / file) for file in summaries}
-        manifests.write(target, manifest)
-    except OSError as error:
-        raise UserError(
-            f"Expected to copy {source} to {target}, got {error.strerror or error}: free some space or choose a folder "
-            "that can be written to, and remove what was begun."
-        ) from None

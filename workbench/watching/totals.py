@@ -64,23 +64,25 @@ class Totals:
 
     def take(self) -> dict[str, float]:
         """Return the metrics of the tokens since the last time, and begin anew; NaN where there were none."""
-        d_ff, layers = self.loaded.d_ff, self.loaded.layers
+        widths, layers = self.loaded.widths, self.loaded.layers
         with torch.inference_mode():
             none = self._nnz.new_zeros(0, dtype=torch.float64)
-            dead_shares = none if self._fires is None else (self._fires == 0).double().mean(1)
+            dead = none if self._fires is None else (self._fires == 0).sum(1).double()
             sums = none if self._loss is None else self._loss
-            fetched = torch.cat([self._tokens.double()[None], self._nnz.double(), dead_shares, sums]).tolist()
-        tokens, nnz, dead, loss = fetched[0], fetched[1 : 1 + layers], fetched[1 + layers :][:layers], fetched[-2:]
+            fetched = torch.cat([self._tokens.double()[None], self._nnz.double(), dead, sums]).tolist()
+        tokens, nnz, silent, loss = fetched[0], fetched[1 : 1 + layers], fetched[1 + layers :][:layers], fetched[-2:]
         self._taken += int(tokens)
         nnz = [one / tokens if tokens else float("nan") for one in nnz]
-        metrics = {"tokens": tokens, "nnz": sum(nnz) / len(nnz), "sparsity": 1 - sum(nnz) / len(nnz) / d_ff}
+        metrics = {"tokens": tokens, "nnz": sum(nnz) / len(nnz), "sparsity": 1 - sum(nnz) / sum(widths)}
         if self._fires is not None:
-            dead = dead if tokens else [float("nan")] * layers
-            metrics["dead"] = sum(dead) / len(dead)
-            metrics |= {f"dead/layer_{layer:02}": share for layer, share in enumerate(dead)}
+            filled = [self.loaded.d_ff - width for width in widths]  # neurons of zeros, which are none of the model's
+            silent = [count - more for count, more in zip(silent, filled, strict=True)]
+            shares = [count / width if tokens else float("nan") for count, width in zip(silent, widths, strict=True)]
+            metrics["dead"] = sum(silent) / sum(widths) if tokens else float("nan")
+            metrics |= {f"dead/layer_{layer:02}": share for layer, share in enumerate(shares)}
         if self._loss is not None:
             metrics["loss"] = loss[0] / loss[1] if loss[1] else float("nan")
         metrics |= {f"nnz/layer_{layer:02}": one for layer, one in enumerate(nnz)}
-        metrics |= {f"sparsity/layer_{layer:02}": 1 - one / d_ff for layer, one in enumerate(nnz)}
+        metrics |= {f"sparsity/layer_{layer:02}": 1 - one / widths[layer] for layer, one in enumerate(nnz)}
         self._clear()
         return metrics

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from twell.analysis.figures.labels import SPACE, number, percent, plural, times, whole
+from twell.workbench.run.manifest import spelled
 from twell.workbench.run.store import Run
 
 
@@ -20,7 +21,7 @@ def introduction(run: Run, numbers: dict[str, Any]) -> str:
     """
     text = (
         f"{run.manifest.model['name']} read {plural(run.manifest.tokens, 'token')}. In each of its "
-        f"{plural(run.layers, 'layer')} a token meets {whole(run.d_ff)} neurons and fires "
+        f"{plural(run.layers, 'layer')} a token meets {spelled(run.manifest.widths, whole)} neurons and fires "
         f"{number(numbers['nnz_mean'])} of them on average, its nnz; the other {percent(numbers['sparsity'])}"
     )
     if (threshold := run.manifest.options.get("threshold")) is not None:

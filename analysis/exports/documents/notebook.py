@@ -19,6 +19,7 @@ from typing import Any
 from twell.analysis.exports.documents import cells
 from twell.analysis.exports.tables import SECTIONS
 from twell.analysis.summaries.read import open_summaries
+from twell.workbench.run.manifest import spelled
 from twell.workbench.run.store import Run
 
 ROWS = 10  # of a table that are shown
@@ -119,7 +120,8 @@ def about(run: Run) -> str:
     manifest = run.manifest
     return (
         f"{manifest.model['name']}: {manifest.tokens:,} tokens of {manifest.sequences:,} sequences, "
-        f"{run.layers} layers of {run.d_ff} neurons, {manifest.device}, kernel {manifest.kernel['name']}. "
+        f"{run.layers} layers of {spelled(manifest.widths, str)} neurons, {manifest.device}, "
+        f"kernel {manifest.kernel['name']}. "
         f"nnz: {manifest.nnz_definition}.{run.left_out and f' {run.left_out}'}"
     )
 

@@ -189,7 +189,7 @@ def _settles(run: Run) -> str:
 
 _OF_CHECK: dict[object, Draw] = {
     activity.sparse: _by_layer(
-        lambda table, run: 100 * table["mean"] / run.d_ff,
+        lambda table, run: 100 * table["mean"] / run.widths,
         "share of neurons that fire, a bar a layer",
         "{:.2f} %",
         0.75,

@@ -16,7 +16,8 @@ import twell.analysis as analysis
 from twell.analysis import by_layer, ensure, summarize, surprisal_correlation, token_classes
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
-from twell.workbench.run.store import Run, copy_without_activity, list_runs, open_run
+from twell.workbench.run.store import Run, list_runs, open_run
+from twell.workbench.run.summary_only import copy_without_activity
 
 
 def test_summary_only_copy_gives_the_same_tables(

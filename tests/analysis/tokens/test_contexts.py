@@ -78,7 +78,8 @@ def test_unknown(run: Run) -> None:
 
 def test_summary_only(made: ModuleType, tmp_path: Path) -> None:
     from twell.analysis import ensure
-    from twell.workbench.run.store import copy_without_activity, open_run
+    from twell.workbench.run.store import open_run
+    from twell.workbench.run.summary_only import copy_without_activity
 
     run = made.make(tmp_path / "whole", sequences=10, parts=1)
     ensure(run)

@@ -11,7 +11,8 @@ import pytest
 from twell.analysis.tokens import text_search
 from twell.analysis.tokens.text_search import places_of, starts_of
 from twell.workbench.errors import Missing
-from twell.workbench.run.store import Run, copy_without_activity, open_run
+from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.summary_only import copy_without_activity
 
 
 def in_sequences(run: Run, rows: pd.DataFrame, words: str) -> list[tuple[int, int]]:

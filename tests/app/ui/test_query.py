@@ -16,7 +16,8 @@ from support.copied_runs import copy_run
 
 from twell.analysis import by_token
 from twell.analysis.exports.pages import RECORDED
-from twell.workbench.run.store import copy_without_activity, open_run
+from twell.workbench.run.store import open_run
+from twell.workbench.run.summary_only import copy_without_activity
 
 Show = Callable[..., AppTest]
 Notebook = Callable[[str], pd.DataFrame]

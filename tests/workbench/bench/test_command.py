@@ -23,7 +23,8 @@ from twell.workbench.bench.table import rows_of, work
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import load
 from twell.workbench.run import parquet_part
-from twell.workbench.run.store import copy_without_activity, open_run
+from twell.workbench.run.store import open_run
+from twell.workbench.run.summary_only import copy_without_activity
 from twell.workbench.run.writer import RunWriter, arrow_schema
 
 UNITS = {

@@ -13,7 +13,8 @@ from twell.analysis import summarize
 from twell.workbench.errors import UserError
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.run.manifest import Manifest
-from twell.workbench.run.store import Run, copy_without_activity, list_runs, open_run
+from twell.workbench.run.store import Run, list_runs, open_run
+from twell.workbench.run.summary_only import copy_without_activity
 from twell.workbench.run.writer import RunWriter
 
 Maker = Callable[..., Any]
