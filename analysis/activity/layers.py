@@ -20,8 +20,8 @@ from twell.analysis.statistics import distinct, effective, jackknife_error, quan
 from twell.analysis.summaries.derived import moments
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.workbench.errors import Missing
+from twell.workbench.run.checks.uncounted import is_nowhere_finite, no_counted_token
 from twell.workbench.run.store import Run
-from twell.workbench.run.uncounted import is_nowhere_finite, no_counted_token
 
 QUANTILES = {"p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 DEAD_BOUND = 3.0  # with no firing in N tokens, 3/N is the 95 % upper bound of a neuron's density (rule of three)

@@ -20,8 +20,8 @@ from twell.analysis.activity.layers import layer_moments
 from twell.analysis.statistics import effective, mean_error, ratio_error, t_half
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.workbench.errors import UserError
+from twell.workbench.run.checks.uncounted import is_nowhere_finite, no_counted_token
 from twell.workbench.run.store import Run
-from twell.workbench.run.uncounted import is_nowhere_finite, no_counted_token
 
 SUMS = ["tokens", "nnz_sum", "nnz_square"]
 CLUSTER_SUMS = ["clusters_tokens_square", "clusters_nnz_square", "clusters_cross"]

@@ -21,9 +21,9 @@ from twell.analysis.activity.layers import unflagged_tokens
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.tokens.by_token import token_text
 from twell.workbench.errors import UserError
+from twell.workbench.run.checks.uncounted import no_counted_token
 from twell.workbench.run.schema import NEVER_SEQUENCE, NEVER_TOKEN_MAX, NEVER_TOKEN_MIN, VALUE_SCALE
 from twell.workbench.run.store import Run
-from twell.workbench.run.uncounted import no_counted_token
 
 NEVER: dict[str, float] = {
     "fires": 0,

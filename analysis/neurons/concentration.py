@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from twell.analysis.activity.layers import DEAD_BOUND, unflagged_tokens
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.workbench.errors import UserError
+from twell.workbench.run.checks.uncounted import no_counted_token
 from twell.workbench.run.schema import NEVER_SEQUENCE
 from twell.workbench.run.store import Run
-from twell.workbench.run.uncounted import no_counted_token
 
 BUSIEST = (0.01, 0.05, 0.10, 0.20)
 

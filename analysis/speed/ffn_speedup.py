@@ -32,8 +32,8 @@ def ffn_speedup(run: Run) -> dict[str, Any]:
 
     speedup; low, high (95 %, over turns; NaN under two turns); turns (that every such layer had); layers (their
     numbers); all_layers; calls (sparse calls timed); tells (whether the interval leaves 1 out); busy (a clause, "" if
-    the machine was quiet, as far as is known); kernel; comparable; note (why not comparable, else ""); filled (a clause, "" where all layers
-    have one width).
+    the machine was quiet, as far as is known); kernel; comparable; note (why not comparable, else ""); filled (a
+    clause, "" where all layers have one width).
 
     Raises Missing where no batch was timed both dense and sparse.
     """

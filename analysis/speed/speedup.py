@@ -32,9 +32,9 @@ from twell.analysis.statistics import (
 )
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
+from twell.workbench.run.checks.uncounted import is_nowhere_finite, no_counted_token
 from twell.workbench.run.schema import PREFILL
 from twell.workbench.run.store import Run
-from twell.workbench.run.uncounted import is_nowhere_finite, no_counted_token
 
 REFERENCE = "the reference kernel is an oracle, not a fast kernel: no speedup is claimed from it"
 EXACT_BELOW = 12

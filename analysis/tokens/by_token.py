@@ -25,9 +25,9 @@ from twell.analysis.memo import memoized
 from twell.analysis.statistics import centred_error, effective, pooled_variance, ratio_error, shrink
 from twell.analysis.summaries.read import EARLIER, Summaries, open_summaries
 from twell.workbench.errors import Missing
+from twell.workbench.run.checks.uncounted import no_counted_token
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.store import Run
-from twell.workbench.run.uncounted import no_counted_token
 
 PRIOR_DOCUMENTS = 10  # the common variance of z weighs as much as this many documents of the token's own
 Rank = Literal["shrunk", "z", "z_position"]

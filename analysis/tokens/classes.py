@@ -24,9 +24,9 @@ from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.summaries.token_class import CLASSES, FUNCTION_WORD, URL_PART, class_number
 from twell.analysis.tokens.by_token import token_text, token_totals, z_variances
 from twell.workbench.errors import Missing
+from twell.workbench.run.checks.uncounted import no_counted_token
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.store import Run
-from twell.workbench.run.uncounted import no_counted_token
 
 LEAST_UNITS = 8  # effective groups of documents of an interval; with 6, those of 95 % hold 60 to 84 %
 LEAST_TOKENS = 10  # effective tokens of a class; with 8, intervals of 95 % hold 77 % (data/log/analysis.md)

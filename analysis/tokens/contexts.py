@@ -24,9 +24,9 @@ from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.tokens.by_token import token_text
 from twell.analysis.tokens.text_around import sides, token_windows
 from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.checks.uncounted import no_counted_token
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
-from twell.workbench.run.uncounted import no_counted_token
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir

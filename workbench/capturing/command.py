@@ -34,10 +34,10 @@ from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.models.remembered import remember
 from twell.workbench.option_fields import check_bounds
 from twell.workbench.options import CaptureOptions
+from twell.workbench.run.checks.uncounted import counts_no_token, no_counted_token, nonfinite_note
 from twell.workbench.run.checks.unfinished import refuse_unfinished
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.run.store import Run, open_run
-from twell.workbench.run.uncounted import counts_no_token, no_counted_token, nonfinite_note
 from twell.workbench.run.writer import RunWriter, refuse_existing
 from twell.workbench.text.batches import Batch
 from twell.workbench.text.sources import TextSource, open_sources

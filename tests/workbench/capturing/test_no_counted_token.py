@@ -20,9 +20,9 @@ from twell.workbench.cli import main
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import load
 from twell.workbench.options import CaptureOptions
+from twell.workbench.run.checks.uncounted import counts_no_token, is_nowhere_finite
 from twell.workbench.run.schema import FLAG_NOT_FINITE
 from twell.workbench.run.store import Run, open_run
-from twell.workbench.run.uncounted import counts_no_token, is_nowhere_finite
 
 Capture = Callable[..., tuple[Run, str, str]]
 

@@ -1,1 +1,1 @@
-"""Checks of a run's files, before anything is made of them: regular files, checksums, declared columns and ranges."""
+"""Checks of a run, before anything is made of it: regular files, checksums, declared columns, ranges, counted tokens."""
