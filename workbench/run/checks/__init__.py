@@ -1,1 +1,1 @@
-"""Checks of a run, before anything is made of it: regular files, checksums, declared columns, ranges, counted tokens."""
+"""Checks of a run, before anything is made of it: regular files, checksums, columns, ranges, counted tokens."""
