@@ -69,8 +69,8 @@ class TwellCallback(TrainerCallback):
         self.watch = watch(model, rows=False, dense=True, **self._given).__enter__()
         self.watch.tracker.count_calls(False)
         self._began = self._stepped = time.monotonic()
-        self._tokens, self._evaluating = 0, 0.0  # tokens trained on, and seconds of evaluations, so far
-        self._last = (self._began, 0)  # of the row before: when, without evaluations, and tokens
+        self._evaluating = 0.0  # seconds of evaluations so far
+        self._last = (self._began, 0)  # of the row before: when, without evaluations, and tokens trained on until then
         if self._out is not None:
             self._log = self._new_log(self._out)
 
@@ -93,13 +93,13 @@ class TwellCallback(TrainerCallback):
         """Count this step, if it is its turn."""
         if self.watch is not None:
             self.watch.tracker.count_calls(state.global_step % self.every == 0)
-            self._read = self.watch.tracker.rows_read
+            self.watch.tracker.adds_tokens = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count nothing between steps, as an evaluation."""
         if self.watch is not None:
             self.watch.tracker.count_calls(False)
-            self._tokens += self.watch.tracker.rows_read - self._read
+            self.watch.tracker.adds_tokens = False
             self._stepped = time.monotonic()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -124,14 +124,14 @@ class TwellCallback(TrainerCallback):
 
     def _row(self, state: Any, logs: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
         assert self.watch is not None
-        now = time.monotonic()
-        before, self._last = self._last, (now - self._evaluating, self._tokens)
+        now, tokens = time.monotonic(), int(self.watch.tracker.tokens)
+        before, self._last = self._last, (now - self._evaluating, tokens)
         layers = range(self.watch.loaded.layers)
         row = {
             "step": state.global_step,
-            "tokens": self._tokens,
+            "tokens": tokens,
             "seconds": now - self._began,
-            "tokens_per_second": (self._tokens - before[1]) / max(self._last[0] - before[0], 1e-9),
+            "tokens_per_second": (tokens - before[1]) / max(self._last[0] - before[0], 1e-9),
             "total_steps": state.max_steps,
             "loss": float(logs["loss"]),
             "l1": float("nan"),

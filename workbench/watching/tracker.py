@@ -60,7 +60,8 @@ class Tracker:
         self.on_counted, self.on_ended, self.on_fires, self.on_losses = on_counted, on_ended, on_fires, on_losses
         self.hidden: dict[int, Tensor] = {}  # by layer: of the last call, [sequences, columns, d_ff]
         self._counting = True  # whether calls are counted at all
-        self.rows_read = 0  # rows of all calls, padding included, counted or not
+        self.adds_tokens = False  # whether calls add their tokens, counted or not, to those below
+        self.tokens: int | Tensor = 0  # without padding; on the device where a mask tells of padding
         self._special = torch.tensor(special, dtype=torch.int64, device=loaded.device)
         self._no_id = loaded.vocab_size  # stands for the ids of vectors
         self._numbers, self._documents = count(), count()
@@ -87,7 +88,10 @@ class Tracker:
     def begin(self, module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Prepare the layers for a call that begins."""
         inputs = CallInputs.of(module, args, keywords)
-        self.rows_read += 0 if inputs.shape is None else inputs.shape[0] * inputs.shape[1]
+        if self.adds_tokens and inputs.shape is not None:
+            with torch.inference_mode():
+                real = inputs.real(0)
+                self.tokens = self.tokens + (inputs.shape[0] * inputs.shape[1] if real is None else real.sum())
         if not self._counting:
             return
         if torch.is_grad_enabled():

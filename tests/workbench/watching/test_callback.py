@@ -38,10 +38,15 @@ class Reporter(TrainerCallback):
         time.sleep(SLOW)
 
 
-def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer:
-    """Return a trainer of STEPS steps of two sequences, which logs every EVERY steps and evaluates in between."""
+def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback, padding: int | None = None) -> Trainer:
+    """Return a trainer of STEPS steps of two sequences, which logs every EVERY steps and evaluates in between.
+
+    padding: how many columns at the end of each sequence are padding, by an attention mask; None: no mask
+    """
     rows = torch.randint(3, 319, (STEPS * 2, 12), generator=torch.Generator().manual_seed(0))
     data = [{"input_ids": row, "labels": row} for row in rows]
+    if padding is not None:
+        data = [{**one, "attention_mask": (torch.arange(12) < 12 - padding).long()} for one in data]
     args = TrainingArguments(
         output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=2, logging_steps=EVERY, save_strategy="no",
         eval_strategy="steps", eval_steps=3, report_to=[], disable_tqdm=True, use_cpu=True, learning_rate=1e-2,
@@ -110,6 +115,17 @@ def test_a_step_in_several(tiny: Path, load_object: Callable[..., Any], tmp_path
     callback.close()
     assert not any("forward" in vars(module) or module._forward_hooks for module in model.modules())
     assert before == [(name, id(p), p.data_ptr(), p.stride()) for name, p in model.named_parameters()]
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_padding_is_no_token(tiny: Path, load_object: Callable[..., Any], tmp_path: Path, padding: int) -> None:
+    """Neither among the tokens trained on, nor among those counted, whose first of each sequence are not."""
+    reporter = Reporter()
+    callbacks = (reporter, TwellCallback(every=1, out=tmp_path / "run"))
+    trainer_of(load_object(tiny, torch.float32), tmp_path, *callbacks, padding=padding).train()
+    each = 12 - padding
+    assert training_steps(open_run(tmp_path / "run"))["tokens"].tolist() == [4 * each, 8 * each, 12 * each]
+    assert [logs["twell/tokens"] for logs in reporter.logs if "twell/tokens" in logs] == [4 * (each - 1)] * 3
 
 
 def test_a_refused_callback_leaves_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
