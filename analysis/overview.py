@@ -28,7 +28,8 @@ def overview(run: Run) -> dict[str, Any]:
     """Return the run's headline numbers:
 
     status; nnz_definition; layers; d_ff; tokens; flagged_tokens; sequences; loss (nats), loss_tokens; nnz_mean (a
-    layer, mean over layers); sparsity; densest_layer, sparsest_layer and their means densest_nnz, sparsest_nnz;
+    layer, mean over layers); used_mean (likewise, of by_layer's `used`; None where the model has no ReLU on the up
+    branch); sparsity; densest_layer, sparsest_layer and their means densest_nnz, sparsest_nnz;
     dead, dead_share (of all neurons), dead_upper (95 % bound of a dead neuron's density); first_ratio (mean nnz of
     position 0 over that of all later ones, summed over layers), first_low, first_high (95 %), first_tokens;
     loudest, quietest (dicts: token_id, text, z, z_se, count) among tokens that occur 20 times; spearman (nnz and
@@ -68,6 +69,7 @@ def _activity(run: Run) -> dict[str, Any]:
         "tokens": int(layers["tokens"].iloc[0]),
         "flagged_tokens": flagged_tokens(open_summaries(run)),
         "nnz_mean": mean,
+        "used_mean": float(layers["used"].mean()) if layers["used"].notna().all() else None,
         "sparsity": 1 - mean * run.layers / run.neurons,
         "densest_layer": int(densest["layer"]),
         "densest_nnz": float(densest["mean"]),
@@ -147,7 +149,7 @@ def _pearson(run: Run) -> dict[str, Any]:
     return {"pearson": correlation["pearson"], "pearson_layers": correlation["n"]}
 
 
-_ACTIVITY = "tokens flagged_tokens nnz_mean sparsity densest_layer densest_nnz sparsest_layer sparsest_nnz"
+_ACTIVITY = "tokens flagged_tokens nnz_mean used_mean sparsity densest_layer densest_nnz sparsest_layer sparsest_nnz"
 QUESTIONS: dict[tuple[str, ...], Callable[[Run], dict[str, Any]]] = {
     tuple(_ACTIVITY.split()): _activity,
     ("dead", "dead_share", "dead_upper"): _dead,

@@ -56,6 +56,7 @@ def draw_headline(run: Run) -> None:
             "nnz per token and layer",
             number(numbers["nnz_mean"]),
             f"of {layer_width(run)} neurons, {plural(tokens, 'counted token')}",
+            *used_notes(numbers),
         ),
         ("Next-token loss", f"{number(numbers['loss'])} nats" if numbers["loss"] is not None else "–", loss),
         ("Dead neurons", percent(numbers["dead_share"]), *dead_notes(run, numbers)),
@@ -65,6 +66,14 @@ def draw_headline(run: Run) -> None:
     if bench := fetch(run, beside_capture):
         kernels = f'<a href="{link("kernels")}">Both, layer by layer</a>'
         widgets.note(f"FFN speedup here {times(numbers['speedup'])}; {html.escape(typeset(bench))} {kernels}.")
+
+
+def used_notes(numbers: dict[str, Any]) -> tuple[str, ...]:
+    """Return what is folded under nnz: how many of the fired neurons have a product; nothing where all have."""
+    if numbers["used_mean"] is None:
+        return ()
+    share = percent(numbers["used_mean"] / numbers["nnz_mean"]) if numbers["nnz_mean"] else "none"
+    return (f"{number(numbers['used_mean'])} of these, {share}, are used: the ReLU on the up branch lets them pass.",)
 
 
 def dead_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:

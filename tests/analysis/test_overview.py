@@ -54,3 +54,13 @@ def test_a_poor_run_says_what_it_cannot_tell(made: ModuleType, tmp_path: Path) -
     assert all(numbers[name] is None for name in numbers["missing"])
     assert "--no-loss" in numbers["missing"]["spearman"]
     assert numbers["loss"] is None
+
+
+def test_used_products(run: Run, made: ModuleType, tmp_path: Path) -> None:
+    """Those of a model with a ReLU on the up branch too; None where there is none."""
+    assert overview(run)["used_mean"] is None and "used_mean" not in overview(run)["missing"]
+    both = made.make(tmp_path / "both", layers=3, sequences=20, up_relu=True)
+    rows = both.activity(flagged=False)
+    numbers = overview(both)
+    assert numbers["used_mean"] == pytest.approx(rows[[f"used_{layer:02}" for layer in range(3)]].mean().mean())
+    assert 0 < numbers["used_mean"] < numbers["nnz_mean"]

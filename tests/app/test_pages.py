@@ -17,7 +17,7 @@ from streamlit.testing.v1 import AppTest
 from support.copied_runs import copy_run
 from support.page_elements import markup, notices
 
-from twell.analysis import by_layer, by_token, by_word, contexts
+from twell.analysis import by_layer, by_token, by_word, contexts, overview
 from twell.app.ui.formatting import number, percent, visible, whole
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
@@ -289,3 +289,12 @@ def test_a_newer_schema_is_refused_with_both_versions(show: Show, runs: Path, tm
     page_html = markup(show(tmp_path, run="new"))
     assert "version 99" in page_html
     assert "schema version 1" in page_html
+
+
+def test_used_products_stand_under_nnz(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    """Where a ReLU on the up branch leaves some of the fired neurons without a product."""
+    both = made.make(tmp_path / "both", layers=3, sequences=20, up_relu=True)
+    used = overview(both)["used_mean"]
+    assert f"{number(used)} of these, " in markup(show(tmp_path, run="both"))
+    made.make(tmp_path / "one", layers=3, sequences=20)
+    assert "of these, " not in markup(show(tmp_path, run="one"))

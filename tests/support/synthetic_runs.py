@@ -254,6 +254,8 @@ def make(
     shape = Shape(**changes) if shape is None else shape
     rng = np.random.default_rng(shape.seed + 1)
     columns = draw(shape)
+    if shape.up_relu:
+        columns |= {f"used_{layer:02}": columns[f"nnz_{layer:02}"] // 2 for layer in range(shape.layers)}
     columns = change(columns) if change else columns
     writer = RunWriter(path, manifest(shape, path.name))
     writer.add("vocab", vocabulary(shape.vocab))

@@ -77,12 +77,7 @@ def test_histogram_is_exact(run: Run, used: pd.DataFrame, flagged: bool) -> None
 
 def test_used(made: ModuleType, tmp_path: Path, flagged: bool) -> None:
     """A model with a ReLU on the up branch too: how many of what fires is used."""
-
-    def half(columns: dict[str, Any]) -> dict[str, Any]:
-        used = {name.replace("nnz", "used"): values // 2 for name, values in columns.items() if name[:4] == "nnz_"}
-        return {**columns, **used}
-
-    run = made.make(tmp_path / "two", sequences=12, parts=2, change=half, up_relu=True)
+    run = made.make(tmp_path / "two", sequences=12, parts=2, up_relu=True)
     rows = run.frame("activity")
     rows = rows if flagged else rows[rows["flags"] == 0]
     expected = [rows[name].astype(float).mean() for name in ("used_00", "used_01", "used_02", "used_03")]
