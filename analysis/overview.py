@@ -69,13 +69,22 @@ def _activity(run: Run) -> dict[str, Any]:
         "tokens": int(layers["tokens"].iloc[0]),
         "flagged_tokens": flagged_tokens(open_summaries(run)),
         "nnz_mean": mean,
-        "used_mean": float(layers["used"].mean()) if layers["used"].notna().all() else None,
         "sparsity": 1 - mean * run.layers / run.neurons,
         "densest_layer": int(densest["layer"]),
         "densest_nnz": float(densest["mean"]),
         "sparsest_layer": int(sparsest["layer"]),
         "sparsest_nnz": float(sparsest["mean"]),
     }
+
+
+def _used(run: Run) -> dict[str, Any]:
+    """Return how many of the fired neurons have a product."""
+    used = by_layer(run)["used"]
+    if not run.manifest.counts_used:
+        raise Missing("The model has no ReLU on the up branch: every neuron that fires has a product.")
+    if used.isna().any():
+        raise Missing(f"{run.name} has no sums of the products that are not zero: build its summaries again.")
+    return {"used_mean": float(used.mean())}
 
 
 def _dead(run: Run) -> dict[str, Any]:
@@ -149,9 +158,10 @@ def _pearson(run: Run) -> dict[str, Any]:
     return {"pearson": correlation["pearson"], "pearson_layers": correlation["n"]}
 
 
-_ACTIVITY = "tokens flagged_tokens nnz_mean used_mean sparsity densest_layer densest_nnz sparsest_layer sparsest_nnz"
+_ACTIVITY = "tokens flagged_tokens nnz_mean sparsity densest_layer densest_nnz sparsest_layer sparsest_nnz"
 QUESTIONS: dict[tuple[str, ...], Callable[[Run], dict[str, Any]]] = {
     tuple(_ACTIVITY.split()): _activity,
+    ("used_mean",): _used,
     ("dead", "dead_share", "dead_upper"): _dead,
     ("first_ratio", "first_low", "first_high", "first_tokens"): _first,
     ("loudest", "quietest"): _extremes,

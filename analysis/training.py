@@ -36,14 +36,18 @@ VARIED = ("seed", "layers", "d_model", "d_ff", "activation", "restart_every", "l
 class TrainingOutcome:
     """How a training ended.
 
-    recipe: its fields; d_ff: neurons of a layer; tokens: trained on; l1_end: coefficient of its last step; loss: held
-    out, nats; nnz, dead: means over layers, on the held-out text if the training ended; peak: greatest memory, bytes;
+    recipe: its fields; d_ff: neurons of a layer, width: their mean over layers, where these differ; gated: whether its
+    FFNs are; tokens: trained on; l1_end: coefficient of its last step; loss: nats, heldout: whether of held-out text;
+    nnz, dead: means over layers, on the held-out text if the training ended; peak: greatest memory, bytes;
     speeds: by names of SPEEDS; sparse: whether any layer ran by sparse kernels.
     """
 
     name: str
     recipe: dict[str, Any]
     d_ff: int
+    width: float
+    gated: bool
+    heldout: bool
     parameters: int
     tokens: int
     steps: int
@@ -66,7 +70,9 @@ class TrainingOutcome:
         return int(self.recipe.get("seed", 0))
 
     def alike(self, other: TrainingOutcome, *apart: str) -> bool:
-        """Return whether another training has the same recipe but for these fields."""
+        """Return whether another training has the same recipe but for these fields; a Trainer's is not known."""
+        if "trainer" in self.recipe or "trainer" in other.recipe:
+            return False
         names = (self.recipe.keys() | other.recipe.keys()) - {*OWN, *apart}
         return all(self.recipe.get(name) == other.recipe.get(name) for name in names)
 
@@ -96,6 +102,9 @@ def _ended(run: Run) -> TrainingOutcome | None:
         name=run.name,
         recipe=record["recipe"],
         d_ff=run.d_ff,
+        width=run.neurons / run.layers,
+        gated=bool(record["recipe"].get("gated", "plain" not in run.manifest.nnz_definition)),
+        heldout=bool(record.get("heldout")) or len(heldout) > 0,
         parameters=run.manifest.model.get("parameters") or 0,
         tokens=int(steps["tokens"].iloc[-1]),
         steps=int(steps["step"].iloc[-1]),
@@ -114,10 +123,11 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
 
     name; seed, layers, d_model, d_ff, activation, restart_every, l1 (of the recipe); ffn (gated or plain); parameters;
     tokens, steps (trained on); l1_end (the coefficient at its last step: below l1 where it still rose); loss (nats a
-    token, held out); rise (loss over that of the training without L1 of the same recipe and seed, less 1; NaN where
-    there is none); nnz, sparsity, dead (means over layers, on the held-out text); ffn_speedup, model_speedup (dense
-    over sparse time of FFNs and of the whole forward pass), step_speedup (of a training step), cpu_ffn_speedup,
-    cpu_model_speedup (NaN where they were not measured).
+    token, held out; where a training has none, such as a Trainer's run, that of its last steps); rise (loss over that
+    of the training without L1 of the same recipe and seed, less 1; NaN where there is none); nnz, sparsity, dead (means
+    over layers, on the held-out text); ffn_speedup, model_speedup (dense over sparse time of FFNs and of the whole
+    forward pass), step_speedup (of a training step), cpu_ffn_speedup, cpu_model_speedup (NaN where they were not
+    measured).
     """
     results = training_outcomes(runs)
     rows = []
@@ -129,7 +139,7 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
                 "name": one.name,
                 **{name: one.recipe.get(name) for name in VARIED},
                 "d_ff": one.d_ff,
-                "ffn": "gated" if one.recipe.get("gated", True) else "plain",
+                "ffn": "gated" if one.gated else "plain",
                 "parameters": one.parameters,
                 "tokens": one.tokens,
                 "steps": one.steps,
@@ -137,7 +147,7 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
                 "loss": one.loss,
                 "rise": one.loss / base[0] - 1 if base else np.nan,
                 "nnz": one.nnz,
-                "sparsity": 1 - one.nnz / one.d_ff,
+                "sparsity": 1 - one.nnz / one.width,
                 "dead": one.dead,
                 **one.speeds,
             }
@@ -145,7 +155,9 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
     if not rows:
         raise Missing("None of these runs is a training: `twell train` records how a model gets sparse.")
     frame = pd.DataFrame(rows).sort_values(["l1", "seed", "name"], ignore_index=True)
-    frame.attrs = {"note": "held-out loss; speeds as dense over sparse time, measured after the training"}
+    trained = [one.name for one in results if not one.heldout]
+    loss = f"held-out loss, but of {', '.join(trained)} that of training" if trained else "held-out loss"
+    frame.attrs = {"note": f"{loss}; speeds as dense over sparse time, measured after the training"}
     return frame
 
 
@@ -160,8 +172,8 @@ def training_steps(run: Run) -> pd.DataFrame:
     frame = _log(run)
     nnz, dead = (frame[nnz_columns(run.layers, name)] for name in ("nnz", "dead"))
     steps = frame.drop(columns=[*nnz.columns, *dead.columns])
-    steps["nnz"], steps["dead"] = nnz.mean(axis=1), dead.mean(axis=1)
-    steps["sparsity"] = 1 - steps["nnz"] / run.d_ff
+    steps["nnz"], steps["dead"] = nnz.mean(axis=1), np.average(dead, axis=1, weights=run.widths)
+    steps["sparsity"] = 1 - steps["nnz"] * run.layers / run.neurons
     steps["step_speedup"] = steps["dense_step"].astype(float) / steps["sparse_step"].astype(float)
     record = run.manifest.training or {}
     if "origin_loss" in record:
@@ -201,7 +213,7 @@ def training_layers(run: Run) -> pd.DataFrame:
                 "tokens": frame["tokens"],
                 "layer": layer,
                 "nnz": frame[nnz],
-                "sparsity": 1 - frame[nnz] / run.d_ff,
+                "sparsity": 1 - frame[nnz] / run.widths[layer],
                 "dead": frame[dead],
             }
         )
@@ -219,7 +231,7 @@ def sparse_since(run: Run, share: float = SPARSE_SHARE) -> pd.DataFrame:
     layers = training_layers(run)
     rows = []
     for layer, frame in layers.groupby("layer"):
-        above = np.flatnonzero(frame["nnz"].to_numpy() > share * run.d_ff)
+        above = np.flatnonzero(frame["nnz"].to_numpy() > share * run.widths[layer])
         first = int(above[-1]) + 1 if len(above) else 0
         entered = frame.iloc[first] if first < len(frame) else None
         least = frame.loc[frame["nnz"].idxmin()]

@@ -111,12 +111,15 @@ def _bytes(run: Run, shares: np.ndarray) -> dict[str, float]:
     back are needed, and nothing else.
     """
     model, counts_zeros = run.manifest.model, run.manifest.options.get("threshold") is None
-    if not model.get("parameters") or not model.get("d_model"):
+    unknown = not counts_zeros and any(entry.get("has_zeros") for entry in run.manifest.effects)
+    if not model.get("parameters") or not model.get("d_model") or unknown:
         return {"unread": np.nan, "speedup": np.nan}
     matrix = model["d_model"] * run.widths  # numbers, by layer
     maps = 2 if "plain" in run.manifest.nnz_definition or model.get("family") in ("opt", "nemotron") else 3
-    density = by_layer(run)["mean"].to_numpy() / run.widths if counts_zeros else np.ones(run.layers)
-    before = 1 + (maps - 1) * density  # matrices a layer
+    layers = by_layer(run)
+    fired = layers["mean"].to_numpy() / run.widths if counts_zeros else np.ones(run.layers)
+    density = layers["used"].to_numpy() / run.widths if run.manifest.counts_used else fired  # of values that are not 0
+    before = 1 + (maps - 2) * fired + density  # matrices a layer
     read = model["parameters"] - (matrix * (maps - before)).sum()
     unread = float((matrix * shares * density).sum() / read)
     return {"unread": unread, "speedup": 1 / (1 - unread)}

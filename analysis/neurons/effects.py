@@ -39,7 +39,7 @@ def neuron_effects(run: Run, layer: int | None = None) -> pd.DataFrame:
     table = table.merge(_exact(run), on=["layer", "neuron"], how="left")
     tokens, pairs = int(table["tokens"].iloc[0]), table[table["exact"].notna()]
     counted = by_neuron(run)[["layer", "neuron", "label", "density", "fires"]]
-    table = table.drop(columns="tokens").merge(counted, on=["layer", "neuron"], how="left")
+    table = table.drop(columns="tokens").merge(counted, on=["layer", "neuron"])
     if layer is not None:
         table = table[table["layer"] == layer]
     order = table["estimate"].abs().sort_values(ascending=False, kind="stable").index

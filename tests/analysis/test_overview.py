@@ -11,13 +11,15 @@ import pytest
 from twell.analysis import by_token, ffn_speedup, first_positions, overview
 from twell.workbench.run.store import Run
 
+PASS = ("pass_speedup", "pass_low", "pass_high", "pass_repeats")
+
 
 def test_overview(run: Run, rows: pd.DataFrame, made: ModuleType) -> None:
     numbers = overview(run)
     layers = list(range(run.layers))
     plain = rows[rows["flags"] == 0]
     means = plain[layers].mean()
-    assert set(numbers["missing"]) == {"pass_speedup", "pass_low", "pass_high", "pass_repeats"}, "it times layers alone"
+    assert set(numbers["missing"]) == {*PASS, "used_mean"}, "it times layers alone, and has one ReLU"
     assert numbers["tokens"] == len(plain)
     assert numbers["flagged_tokens"] == len(rows) - len(plain) > 0
     assert numbers["sequences"] == rows["sequence"].nunique()
@@ -58,7 +60,7 @@ def test_a_poor_run_says_what_it_cannot_tell(made: ModuleType, tmp_path: Path) -
 
 def test_used_products(run: Run, made: ModuleType, tmp_path: Path) -> None:
     """Those of a model with a ReLU on the up branch too; None where there is none."""
-    assert overview(run)["used_mean"] is None and "used_mean" not in overview(run)["missing"]
+    assert overview(run)["used_mean"] is None and "no ReLU on the up branch" in overview(run)["missing"]["used_mean"]
     both = made.make(tmp_path / "both", layers=3, sequences=20, up_relu=True)
     rows = both.activity(flagged=False)
     numbers = overview(both)

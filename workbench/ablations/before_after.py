@@ -131,21 +131,24 @@ def report(result: Pruned, own: OwnModel, out: Path, interval: Interval | None) 
     if result.unseen.size:
         lines.append(_other_text(result.unseen, interval))
     if result.widths == own.widths:
-        lines.append(f"  {_nothing_removed(result.kept, own.d_ff, out)}")
+        lines.append(f"  {_nothing_removed(result.kept, own.widths, out)}")
     return lines
 
 
-def _nothing_removed(kept: Sequence[int], d_ff: int, out: Path) -> str:
+def _nothing_removed(kept: Sequence[int], widths: Sequence[int], out: Path) -> str:
     """Return a sentence on a copy that lacks nothing: which layer needs its width, and what to do."""
-    narrower = sum(count <= d_ff - MULTIPLE for count in kept)
+    d_ff = max(widths)
+    narrower = sum(count <= width - MULTIPLE for count, width in zip(kept, widths, strict=True))
     widest = max(range(len(kept)), key=kept.__getitem__)
     needs = f"layer {widest} needs {kept[widest]:,} of {d_ff:,} neurons, and all layers have one width"
     other = f"--per-layer for a width of its own in {narrower} of {len(kept)} layers, or"
     if not narrower:
         needs, other = f"every layer needs more than {d_ff - MULTIPLE:,} of {d_ff:,} neurons", "a higher"
+    if not narrower and min(widths) < d_ff:
+        needs = f"no layer has {MULTIPLE} neurons that it does not need"
     return (
         f"Nothing was removed, {out} is a copy of the model: {needs} (a multiple of {MULTIPLE}); prune with {other} "
-        "--least, such as 0.0001, which removes what seldom fires too."
+        "--least, such as 0.0001 where none was given, which removes what seldom fires too."
     )
 
 

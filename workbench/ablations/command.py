@@ -105,10 +105,11 @@ def measure(
 
 def _single_neurons(run: Run, own: OwnModel, study: Study, count: int, console: Console) -> list[Condition]:
     """Estimate every neuron's effect, write the estimates into the run, and return the neurons to measure exactly."""
-    console.print(f"Estimating the effect of {own.layers * own.d_ff:,} neurons by gradient × activation …")
+    console.print(f"Estimating the effect of {sum(own.widths):,} neurons by gradient × activation …")
     change, tokens = first_order(own, batches(study.sequences, study.batch_tokens, study.special))
-    layer, neuron = (index.ravel() for index in np.indices(change.shape))
-    columns = {"layer": layer, "neuron": neuron, "estimate_sum": change.ravel(), "tokens": np.full(change.size, tokens)}
+    layer, neuron = np.nonzero(np.arange(own.d_ff) < np.array(own.widths)[:, None])
+    estimates = change[layer, neuron]
+    columns = {"layer": layer, "neuron": neuron, "estimate_sum": estimates, "tokens": np.full(len(layer), tokens)}
     with appending(run.path):
         append(run.path, "neuron_effects", columns)
     by_layer = chosen_neurons(change, neuron_fires(run), count, study.seed)

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer, PreTrainedModel
 
 from twell.workbench.ablations.before_after import Interval, Pruned, compare, report
 from twell.workbench.ablations.command import BATCH_TOKENS, TOKENS, model_of, refuse_other_model, text_sequences
@@ -35,7 +35,7 @@ from twell.workbench.models import weights
 from twell.workbench.models.checkpoint import find, understood
 from twell.workbench.models.families import FAMILIES
 from twell.workbench.models.own_code import OwnModel, own_of
-from twell.workbench.models.sizes import FILLED, MULTIPLE, WIDTHS, decoder_layers, select
+from twell.workbench.models.sizes import FILLED, MULTIPLE, WIDTHS, decoder_layers, own_sizes, select, widen
 from twell.workbench.option_fields import check_bounds
 from twell.workbench.run.store import Run, open_run, refuse_existing
 from twell.workbench.text.batches import Batch, batches
@@ -50,7 +50,8 @@ def prune(model: Any, keep: NDArray | Tensor, per_layer: bool = False) -> Any:
     """Return a copy of a model of transformers without some neurons, with one width for all layers.
 
     keep: bool [layers, d_ff]. Where a layer keeps fewer than its width, its first others fill it up. per_layer: whether
-    each layer has its own width, a multiple of 8, instead of the widest; what is saved then is read by `load_pruned`.
+    each layer has its own width, a multiple of 8, instead of the widest, as a model that has such widths keeps them;
+    what is saved then is read by `load_pruned`.
     Logits stay where the others fire on no token at all. `analysis.dead_mask` tells less: a run's counts leave first
     and special tokens out, which need neurons of their own, so `twell prune` reads the text again.
     Raises UserError for a mask of another shape, for one that takes all of a layer, and for other families.
@@ -62,22 +63,34 @@ def prune(model: Any, keep: NDArray | Tensor, per_layer: bool = False) -> Any:
     if family is None or family.base:
         known = ", ".join(name for name, one in FAMILIES.items() if not one.base)
         raise UserError(f"Expected a model of model_type {known} to prune, got {config.model_type}.")
+    saved_as: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
+    if type(model).__name__ != saved_as.__name__:  # Bamboo's second ReLU, say, of which config.json would not tell
+        raise UserError(
+            f"Expected a model that loads as {saved_as.__name__} again, got a {type(model).__name__}, whose FFNs "
+            "compute something else: its kind cannot be pruned."
+        )
+    smaller = copy.deepcopy(model)
+    if getattr(config, WIDTHS, None):
+        widen(smaller)
+    own = own_sizes(smaller)[0]
+    per_layer = per_layer or bool(own)
     mask = np.asarray(keep.cpu() if isinstance(keep, torch.Tensor) else keep)
     shape = (len(decoder_layers(model)), getattr(config, family.d_ff))
     if mask.shape != shape or mask.dtype != bool:
         raise UserError(f"Expected a mask of bools {list(shape)}, got {mask.dtype} {list(mask.shape)}.")
+    if own:  # neurons of zeros that fill a layer up are none
+        mask = mask & (np.arange(shape[1]) < np.array(own)[:, None])
     if not mask.any(1).all():
         raise UserError(f"Expected neurons left in every layer, got none in layer {int(np.argmin(mask.any(1)))}.")
     widths = [min(shape[1], -(-int(count) // MULTIPLE) * MULTIPLE) for count in mask.sum(1)]
-    smaller = copy.deepcopy(model)
-    if hasattr(smaller, FILLED):
+    if own:
         delattr(smaller, FILLED)
     settings = smaller.config.get_text_config()
     setattr(settings, family.d_ff, max(widths))
     if per_layer:
         setattr(settings, WIDTHS, widths)
-    for layer, kept, own in zip(decoder_layers(smaller), mask, widths, strict=True):
-        width = own if per_layer else max(widths)
+    for layer, kept, needed in zip(decoder_layers(smaller), mask, widths, strict=True):
+        width = needed if per_layer else max(widths)
         index = torch.from_numpy(np.sort(np.argsort(~kept, kind="stable")[:width]))
         select(layer, family, index.to(model.device))
     return smaller
@@ -116,7 +129,8 @@ def command(options: PruneOptions, interval: Interval | None = None) -> Pruned:
     console.print(f"Reading {sum(len(one.ids) for one in sequences):,} tokens with {own.name} …")
     fires, tokens = nonzero_counts(own, cut)
     needed = (fires > 0) & (fires >= options.least * tokens)
-    smaller = prune(own.model, wanted(fires, needed, options.per_layer), options.per_layer)
+    per_layer = options.per_layer or min(own.widths) < own.d_ff  # a model that has widths of its own keeps them
+    smaller = prune(own.model, wanted(fires, needed, per_layer), per_layer)
     result = compare(own, own_of(own.name, smaller), cut, needed, list(batches(unseen, size, [])))
     smaller.to(torch.bfloat16 if own.checkpoint is None else own.checkpoint.config.dtype or smaller.dtype)
     smaller.save_pretrained(options.out)

@@ -63,6 +63,7 @@ class Study:
             "dtype": str(own.model.dtype).removeprefix("torch."),
             "model": own.weights,
             "device": own.device.type,
+            "has_zeros": own.has_zeros,
             "seconds": 0.0,
             "complete": False,
         }

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,10 @@ from twell.kernels.modules import SparseFFN
 from twell.workbench.bench.options import BenchOptions, inputs_of, whole_numbers
 from twell.workbench.devices import pick_device
 from twell.workbench.errors import UserError, first_line
+from twell.workbench.run.manifest import spelled
+
+if TYPE_CHECKING:
+    from twell.workbench.models.load import LoadedModel
 
 ROWS = {"cpu": 1024, "cuda": 131_072}  # rows of a case without --rows
 COLD_ROWS = 1024  # with --weights auto on a GPU, cases of at most this many rows run on cold weights
@@ -161,7 +165,14 @@ def _of_model(options: BenchOptions) -> tuple[list[Case], dict[str, Any]]:
         for layer in layers
     ]
     shared = {"device": device, "dtype": loaded.model.dtype, "d_model": loaded.d_model, "d_ff": loaded.d_ff}
-    return listed, {**shared, "name": loaded.name}
+    return listed, {**shared, "name": loaded.name + filled_up(loaded)}
+
+
+def filled_up(loaded: LoadedModel) -> str:
+    """Return, after a space, that both sides run layers at more neurons than they have; "" where none does."""
+    if min(loaded.widths) == loaded.d_ff:
+        return ""
+    return f" (layers of {spelled(loaded.widths)} neurons, dense and sparse filled up to the widest)"
 
 
 # ---- recorded patterns

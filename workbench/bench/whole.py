@@ -28,7 +28,7 @@ from twell.kernels.benchmark.timing import TimedCall, time_in_turns
 from twell.kernels.layout import Layout
 from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
-from twell.workbench.bench.cases import ROWS, TEXT
+from twell.workbench.bench.cases import ROWS, TEXT, filled_up
 from twell.workbench.bench.decoding import Decoder, generator, replaced
 from twell.workbench.bench.layer_inputs import text_ids, uniform_ids
 from twell.workbench.bench.options import BenchOptions, whole_numbers
@@ -71,7 +71,8 @@ def bench_whole(options: BenchOptions, sheet: Sheet) -> list[dict[str, Any]]:
     ffn = "plain" if loaded.ffns[0].w_up is None else "gated"
     about = {"d_model": loaded.d_model, "d_ff": loaded.d_ff, "dtype": loaded.dtype, "device": name, "commit": commit()}
     sides, console, rows = Sides(loaded), Console(), []
-    console.print(f"{loaded.name}, {loaded.layers} layers, {loaded.dtype}, on {name}; medians of turns side by side")
+    model = f"{loaded.name}{filled_up(loaded)}, {loaded.layers} layers, {loaded.dtype}"
+    console.print(f"{model}, on {name}; medians of turns side by side")
     torch.compiler.reset()  # else it would give up after several shapes
     with loaded.probing(Probe(probes="counts")):
         for decodes, cases in ((False, _passes(options, loaded)), (True, _batches(options, loaded, sizes))):

@@ -150,7 +150,8 @@ def narrow(network: Any) -> None:
 def own_sizes(network: nn.Module) -> tuple[list[int], int]:
     """Return each layer's width before it was filled up, none where they are alike, and the number of parameters
     without those that were filled in."""
-    widths, filled = getattr(network, FILLED, ([], 0))
+    known = (vars(module)[FILLED] for module in network.modules() if FILLED in vars(module))
+    widths, filled = next(known, ([], 0))
     return widths, sum(parameter.numel() for parameter in network.parameters()) - filled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from twell.kernels.stats import Stats
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.run.schema import DECODE, PREFILL
+from twell.workbench.watching.call_inputs import tensors_of
 from twell.workbench.watching.reads import Ahead, Group
 
 IGNORED = -100  # a target that no loss is taken of
@@ -49,10 +51,10 @@ class CallCounts:
     rows: Tensor
     cache: Any
     stats: dict[int, Stats] = field(default_factory=dict)
-    fires: dict[int, Tensor] = field(default_factory=dict)  # [d_ff], where nothing else is counted
+    fires: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # [d_ff], [n], where nothing else is counted
     limits: Tensor | None = None  # [n, 1]: above what values of a row that counts fire; infinity in others
     mask: Tensor | None = None  # [n, d_ff], of every layer in turn
-    finite: Tensor | None = None  # bool [n], where firings alone are counted: by one value of the last layer
+    finite: Tensor | None = None  # bool [n], where firings alone are counted: by one value of the last layer and output
     fired: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def on_stats(self, layer: int, x: Tensor, stats: Stats) -> None:
@@ -72,18 +74,29 @@ class CallCounts:
         self.stats[layer] = stats
 
     def on_fired(self, layer: int, values: Tensor, threshold: float) -> None:
-        """Count a dense pass in two launches, by a mask in the values' own type: a sum of bools is one of an int64
+        """Count a dense pass in three launches, by a mask in the values' own type: a sum of bools is one of an int64
         copy. values: [n, d_ff]; above the threshold they fire. Sums are exact below 2^24 rows."""
         with torch.no_grad():
             if self.limits is None or self.mask is None or self.mask.dtype != values.dtype:
-                limits = torch.full_like(self.rows, threshold, dtype=values.dtype)
+                limits = torch.full_like(self.rows, rounded_down(threshold, values.dtype), dtype=values.dtype)
                 self.limits = limits.masked_fill_(self.rows == 0, torch.inf)[:, None]
                 self.mask = torch.empty_like(values)
             torch.gt(values, self.limits, out=self.mask)
             if layer == self.keeps.loaded.layers - 1:  # what is not finite makes all of its row NaN in later layers
-                first = values[:, 0]
-                self.finite = first == first
-            self.fires[layer] = self.mask.sum(0, dtype=torch.promote_types(values.dtype, torch.float32))
+                self.finite = _are_finite(values[:, 0])
+            wide = torch.promote_types(values.dtype, torch.float32)
+            self.fires[layer] = self.mask.sum(0, dtype=wide), self.mask.sum(1, dtype=wide)
+
+    def countable(self, output: Any) -> Tensor:
+        """Return which rows count, uint8 [n], without those that are not finite, where firings alone are counted.
+
+        output: of the call; what the last layer makes of a row that is not finite shows in its first value
+        """
+        rows = self.rows if self.finite is None else self.rows * self.finite
+        for one in tensors_of(output):
+            if one.shape[-1] and one.numel() == one.shape[-1] * len(rows):
+                return rows * _are_finite(one.detach()[..., 0]).reshape(-1).to(rows.device)
+        return rows
 
     def losses(self, logits: Any) -> Tensor | None:
         """Return the loss of the next token at each row, float32 [n]; NaN where this call does not read the next one.
@@ -139,6 +152,21 @@ class CallCounts:
                 numbers[~self.real[:, -1].cpu().numpy()] = -1
             read = self.group.reads[-1] if self.group.reads else None
             self.group.ahead = Ahead(numbers, logits[:, -1].clone(), read, columns)
+
+
+def _are_finite(values: Tensor) -> Tensor:
+    """Return which values are finite, in two launches; torch.isfinite takes five."""
+    return values - values == 0
+
+
+def rounded_down(threshold: float, dtype: torch.dtype) -> float:
+    """Return the greatest value of a type that is no greater than a threshold: values of it above either are the same.
+
+    threshold: at least 0
+    """
+    about = torch.finfo(dtype)
+    step = about.eps * max(2.0 ** (math.frexp(threshold)[1] - 1), about.tiny)  # between values of the type, around it
+    return min(math.floor(threshold / step) * step, about.max)
 
 
 def _hidden(loaded: LoadedModel, layer: int, value: Tensor, x: Tensor) -> Tensor:

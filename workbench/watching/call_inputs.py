@@ -10,7 +10,7 @@ Nothing here waits for the device but `packed_numbers`, which is asked where pos
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +134,13 @@ def logits_of(output: Any) -> Tensor | None:
     """Return the logits in a model's output, without their gradient, or None."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     return logits.detach() if isinstance(logits, Tensor) else None
+
+
+def tensors_of(output: Any) -> Iterator[Tensor]:
+    """Yield the tensors of numbers in a model's output that have a row a token, [sequences, columns, size] or [rows,
+    size], such as logits."""
+    given = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else [output]
+    yield from (one for one in given if isinstance(one, Tensor) and one.dim() in (2, 3) and one.is_floating_point())
 
 
 def cached_columns(cache: Any) -> int:

@@ -1,7 +1,7 @@
 """Count in Hugging Face's `Trainer`: how sparse each layer is, in the trainer's own logs and in a run.
 
 The idea: a watch without rows, in which the model's own code runs, so that training computes what it did without. Of
-one step in `every` the firings are counted, two launches a layer, without waiting for the device; in the others the
+one step in `every` the firings are counted, three launches a layer, without waiting for the device; in the others the
 layers are not covered, and evaluation is not counted. What is logged is over the steps counted since the log before,
 and fetched at once. The callback moves to the front of the trainer's, so that those which send logs elsewhere find the
 numbers there.
@@ -31,14 +31,16 @@ from twell.workbench.run.rank_share import RankShare
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import refuse_existing
 from twell.workbench.training.log import TrainingLog
-from twell.workbench.watching.session import watch
+from twell.workbench.watching.session import OWN_CODE, watch
 
 
 class TwellCallback(TrainerCallback):
     """Log nnz, sparsity and the share of dead neurons, by layer and over all.
 
-    every: count one step in so many; prefix: before the names in the logs
-    out: a folder for a run with the table `training`, which the dashboard shows while it grows; default: none
+    every: count one step in so many, and the last before a log if none was counted since the log before
+    prefix: before the names in the logs
+    out: a folder for a run with the table `training`, which the dashboard shows while it grows; default: none. Of
+    several processes the first one writes it, and each counts its own tokens alone
     ffns, threshold: as in `watch`
     """
 
@@ -64,15 +66,17 @@ class TwellCallback(TrainerCallback):
         self.close()
         self._come_first(sys._getframe(1).f_locals.get("self"))
         assert model is not None
-        if self._out is not None:
-            refuse_existing(self._out)
+        out = self._out if state.is_world_process_zero else None
+        if out is not None:
+            refuse_existing(out)
         self.watch = watch(model, rows=False, dense=True, **self._given).__enter__()
         self.watch.tracker.count_calls(False)
+        self._counts = self._counted = False  # whether this step is counted, and any since the last log
         self._began = self._stepped = time.monotonic()
         self._evaluating = 0.0  # seconds of evaluations so far
         self._last = (self._began, 0)  # of the row before: when, without evaluations, and tokens trained on until then
-        if self._out is not None:
-            self._log = self._new_log(self._out)
+        if out is not None:
+            self._log = self._new_log(out)
 
     def _come_first(self, handler: Any) -> None:
         """Stand before the callbacks that send logs elsewhere. handler: the object that calls this one's methods"""
@@ -86,18 +90,21 @@ class TwellCallback(TrainerCallback):
         options = CaptureOptions(model=loaded.name, text=("training",), out=out, loss=False, timings=0)
         manifest = new_manifest(loaded, options, ["training"])
         manifest.training = {"recipe": {"trainer": "transformers.Trainer", "counted": f"one step in {self.every}"}}
-        manifest.kernel = {"name": "torch", "reason": "the model's own code trains; its firings are counted beside it"}
+        manifest.kernel = dict(OWN_CODE)
         return TrainingLog(out, manifest, RankShare(), 0)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count this step, if it is its turn."""
         if self.watch is not None:
-            self.watch.tracker.count_calls(state.global_step % self.every == 0)
+            is_logged = state.logging_steps and (state.global_step + 1) % state.logging_steps == 0
+            self._counts = state.global_step % self.every == 0 or (is_logged and not self._counted)
+            self.watch.tracker.count_calls(self._counts)
             self.watch.tracker.adds_tokens = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count nothing between steps, as an evaluation."""
         if self.watch is not None:
+            self._counted = self._counted or self._counts
             self.watch.tracker.count_calls(False)
             self.watch.tracker.adds_tokens = False
             self._stepped = time.monotonic()
@@ -112,7 +119,7 @@ class TwellCallback(TrainerCallback):
         """Add the numbers to the logs of a step, and a row to the run."""
         if self.watch is None or not logs or "loss" not in logs:
             return
-        metrics = self.watch.metrics()
+        metrics, self._counted = self.watch.metrics(), False
         if not metrics["tokens"]:
             return
         named = {self.prefix + name: value for name, value in metrics.items()}

@@ -51,6 +51,9 @@ from twell.workbench.watching.tracker import Tracker
 
 Layers = bool | str | Sequence[int]
 
+# The manifest's kernel of what runs densely. Its name is PyTorch's, whose products it is made of.
+OWN_CODE = {"name": "torch", "reason": "the model's own code runs; its firings are counted beside it"}
+
 
 class watch(Answers):  # called like a function, in a with statement
     """Count what a model's FFNs fire while code of yours runs it; a context manager.
@@ -247,7 +250,10 @@ class watch(Answers):  # called like a function, in a with statement
             threshold=self._given["threshold"],
             kernel=self._given["kernel"],
         )
-        return Recorder(self.loaded, RunWriter(folder, new_manifest(self.loaded, options, [SOURCE])), options)
+        manifest = new_manifest(self.loaded, options, [SOURCE])
+        if self._dense:
+            manifest.kernel = dict(OWN_CODE)
+        return Recorder(self.loaded, RunWriter(folder, manifest), options)
 
 
 class _WatchedText:

@@ -46,16 +46,16 @@ class Totals:
                 stacked = torch.stack(fires)
                 self._fires = stacked if self._fires is None else self._fires.add_(stacked)
 
-    def add_fires(self, fires: Tensor, rows: Tensor) -> None:
+    def add_fires(self, fires: Tensor, nnz: Tensor, rows: Tensor) -> None:
         """Add a call of which firings alone were counted.
 
-        fires: whole numbers, [layers, d_ff]; rows: uint8 [n], which of its rows count, without those that are not
-        finite
+        fires, nnz: whole numbers, [layers, d_ff] and [layers, n]; rows: uint8 [n], which of its rows count, without
+        those that are not finite
         """
         with torch.inference_mode():
             whole = fires.long()
             self._tokens += rows.sum(dtype=torch.int64)
-            self._nnz += whole.sum(1)
+            self._nnz += torch.where(rows > 0, nnz, 0).sum(1, dtype=torch.int64)
             self._fires = whole if self._fires is None else self._fires.add_(whole)
 
     def tokens_read(self) -> int:

@@ -53,7 +53,7 @@ class Tracker:
         on_ended: Callable[[Group], dict[int, int]] | None,
         fired: frozenset[int] = frozenset(),
         hidden: frozenset[int] = frozenset(),
-        on_fires: Callable[[Tensor, Tensor], None] | None = None,
+        on_fires: Callable[[Tensor, Tensor, Tensor], None] | None = None,
         on_losses: Callable[[Tensor], None] | None = None,
     ) -> None:
         self.loaded, self.probes, self.fired, self.hidden_layers = loaded, probes, fired, hidden
@@ -90,7 +90,7 @@ class Tracker:
         inputs = CallInputs.of(module, args, keywords)
         if self.adds_tokens and inputs.shape is not None:
             with torch.inference_mode():
-                real = inputs.real(0)
+                real = inputs.real(0 if inputs.cache is None else cached_columns(inputs.cache))
                 self.tokens = self.tokens + (inputs.shape[0] * inputs.shape[1] if real is None else real.sum())
         if not self._counting:
             return
@@ -134,13 +134,13 @@ class Tracker:
             logits = logits_of(output) if self.on_losses is not None else None
             losses = self._losses(running, logits)
             if self.on_fires is not None:
-                rows = running.rows if running.finite is None else running.rows * running.finite
-                self.on_fires(torch.stack([running.fires[layer] for layer in layers]), rows)
-                return
-            stats = [running.stats[layer] for layer in layers]
-            self.on_counted(stats, running.rows)
-            if self.on_ended is not None:
-                self._keep(running, stats, losses)
+                fires, nnz = (torch.stack([running.fires[layer][kind] for layer in layers]) for kind in (0, 1))
+                self.on_fires(fires, nnz, running.countable(output))
+            else:
+                stats = [running.stats[layer] for layer in layers]
+                self.on_counted(stats, running.rows)
+                if self.on_ended is not None:
+                    self._keep(running, stats, losses)
             running.group.columns += running.numbers.shape[1]
         group, cache = running.group, running.cache
         cache = cache_of(output) if cache is None else cache

@@ -5,6 +5,7 @@ Cost: 3 s.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.captures import counts_of, run_capture, save_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from twell import analysis
 from twell.analysis.figures import plots
@@ -21,7 +22,8 @@ from twell.analysis.neurons.examples import examples
 from twell.analysis.neurons.logit_lens import written
 from twell.analysis.neurons.top_tokens import dead_kinds, weight_norms
 from twell.analysis.speed.ffn_speedup import caveats, filled
-from twell.workbench import load_pruned, watch
+from twell.analysis.training import training_layers, training_results, training_steps
+from twell.workbench import TwellCallback, load_pruned, study, watch
 from twell.workbench.ablations.conditions import Facts, TakesNothing, intervention_of
 from twell.workbench.ablations.options import PruneOptions
 from twell.workbench.ablations.prune import command, prune
@@ -29,7 +31,7 @@ from twell.workbench.ablations.spelled import parse
 from twell.workbench.errors import UserError
 from twell.workbench.models.own_code import open_own, own_of
 from twell.workbench.run import manifest as manifests
-from twell.workbench.run.store import Run
+from twell.workbench.run.store import Run, open_run
 from twell.workbench.text.recorded import recorded_sequences
 
 WIDTHS = [176, 136, 176]
@@ -136,10 +138,17 @@ def test_pruned_once_more(narrow: tuple[Path, Run, Run], tmp_path: Path, capsys:
     folder, run, _ = narrow
     given = {"model": str(folder), "run": run.path, "device": "cpu", "per_layer": True}
     result = command(PruneOptions(out=tmp_path / "again", **given))
+    plain = command(PruneOptions(out=tmp_path / "plain", **{**given, "per_layer": False}))
+    assert plain.widths == WIDTHS and plain.parameters == result.parameters, "it keeps widths of its own"
     assert result.widths == WIDTHS and result.parameters[0] == result.parameters[1] == run.manifest.model["parameters"]
     assert result.bytes[0] == result.bytes[1]
     shown = capsys.readouterr().out
     assert "136 to 176 of 136 to 176 neurons a layer" in shown and "Nothing was removed" in shown
+    assert "no layer has 8 neurons that it does not need; prune with a higher --least" in shown
+    kept = prune(load_pruned(folder, widened=True), ~analysis.dead_mask(run))
+    narrowed = prune(load_pruned(folder), ~analysis.dead_mask(run))
+    for one in (kept, narrowed):
+        assert [down.in_features for down in own_of("again", one).downs] == WIDTHS
     half = prune(load_pruned(folder, widened=True), np.arange(176) < np.array([[64], [64], [64]]))
     assert own_of("half", half).widths == [64] * 3
 
@@ -163,3 +172,52 @@ def test_widths_that_are_not_the_layers_are_refused(narrow: tuple[Path, Run, Run
         manifests.write(folder, changed)
         with pytest.raises(UserError, match="Expected widths"):
             manifests.read(folder)
+
+
+def test_a_training_goes_by_the_layers_widths(narrow: tuple[Path, Run, Run], tmp_path: Path) -> None:
+    """Its tables are what the trainer's logs say."""
+    pytest.importorskip("accelerate")
+    model, ids = load_pruned(narrow[0], widened=True), torch.randint(60, 300, (8, 12))
+    args = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=2, logging_steps=2, save_strategy="no",
+        report_to=[], disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    trainer = Trainer(
+        model,
+        args,
+        train_dataset=[{"input_ids": row, "labels": row} for row in ids],
+        callbacks=[TwellCallback(every=1, out=tmp_path / "run")],
+    )
+    trainer.train()
+    logged = next(one for one in trainer.state.log_history if "twell/nnz" in one)
+    run = open_run(tmp_path / "run")
+    steps, layers, ended = training_steps(run).iloc[-1], training_layers(run), training_results([run]).iloc[0]
+    assert run.widths.tolist() == WIDTHS
+    for name in ("sparsity", "dead"):
+        assert steps[name] == pytest.approx(logged[f"twell/{name}"])
+        assert layers[name].tolist() == pytest.approx([logged[f"twell/{name}/layer_{n:02}"] for n in range(3)])
+    assert ended["sparsity"] == pytest.approx(logged["twell/sparsity"])
+    assert "that of training" in training_results([run]).attrs["note"] and np.isnan(ended["rise"])
+
+
+def test_around_a_model_and_within_a_study(narrow: tuple[Path, Run, Run], tmp_path: Path) -> None:
+    """A module of one's own around the model, and estimates of every neuron."""
+    folder, run, _ = narrow
+
+    class Around(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = load_pruned(folder, torch.float64, widened=True)
+
+        def forward(self, input_ids: torch.Tensor) -> Any:
+            return self.inner(input_ids=input_ids)
+
+    maps = ("gate_proj", "up_proj", "down_proj")
+    around = Around()
+    with watch(around, ffns={f"inner.model.layers.{n}.mlp": maps for n in range(3)}) as watched:
+        around(torch.arange(60, 80)[None])
+    assert watched.run.widths.tolist() == WIDTHS
+    copied = open_run(shutil.copytree(run.path, tmp_path / "run"))
+    study(load_pruned(folder, widened=True), copied.path, conditions=["ffn@0"], neurons=2, tokens=100)
+    estimates = analysis.neuron_effects(open_run(copied.path))
+    assert estimates.groupby("layer").size().tolist() == WIDTHS and estimates["label"].notna().all()

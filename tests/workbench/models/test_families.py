@@ -19,6 +19,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Mi
 
 from twell.analysis import by_layer, by_token, summarize
 from twell.analysis.claims.activity import ffn_parameters
+from twell.workbench.ablations.options import PruneOptions
+from twell.workbench.ablations.prune import command as prune_command
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import load
 from twell.workbench.options import SummarizeOptions, VerifyOptions
@@ -198,6 +200,8 @@ def test_a_relu_on_both_branches(
     (folder / "config.json").write_text(json.dumps({**size, **own, "architectures": ["BambooForCausalLM"]}))
     save_tokenizer(folder)
     run = run_capture(folder, tmp_path / "run", texts, torch.float64)
+    with pytest.raises(UserError, match="loads as MistralForCausalLM again, got a TwoReLUMistral"):
+        prune_command(PruneOptions(model=str(folder), run=run.path, out=tmp_path / "small", device="cpu"))
 
     model = model.double().eval()
     for layer in model.model.layers:

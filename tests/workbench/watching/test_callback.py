@@ -128,6 +128,18 @@ def test_padding_is_no_token(tiny: Path, load_object: Callable[..., Any], tmp_pa
     assert [logs["twell/tokens"] for logs in reporter.logs if "twell/tokens" in logs] == [4 * (each - 1)] * 3
 
 
+def test_every_log_has_its_row(tiny: Path, load_object: Callable[..., Any], tmp_path: Path) -> None:
+    """Also where no step would be counted between two logs: the last one before the log is."""
+    reporter = Reporter()
+    trainer_of(
+        load_object(tiny, torch.float32), tmp_path, reporter, TwellCallback(every=5, out=tmp_path / "run")
+    ).train()
+    steps = training_steps(open_run(tmp_path / "run"))
+    assert steps["step"].tolist() == [2, 4, 6] and steps["nnz"].notna().all()
+    assert steps["tokens"].tolist() == [48, 96, 144]
+    assert [logs["twell/tokens"] for logs in reporter.logs if "twell/tokens" in logs] == [2 * 11] * 3
+
+
 def test_a_refused_callback_leaves_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python calls `__del__` of an object whose arguments were refused, and prints what that raises."""
     raised: list[object] = []

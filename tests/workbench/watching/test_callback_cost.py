@@ -1,5 +1,5 @@
-"""What TwellCallback asks of a device: nothing in a step that is not counted; two launches a layer, and no wait, in one
-that is. Held by counting operations, as a clock on a busy machine could not."""
+"""What TwellCallback asks of a device: nothing in a step that is not counted; three launches a layer, and no wait, in
+one that is. Held by counting operations, as a clock on a busy machine could not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest.importorskip("accelerate")
 STEPS, EVERY, LAYERS, D_FF = 7, 3, 3, 96
 ROWS = 2 * 12
 MATRIX = ROWS * D_FF * 4  # bytes of a layer's pre-activations
-SMALL = 30  # launches over rows alone, and over sums, that a counted step may add to those of its layers
+SMALL = 40  # launches over rows alone, and over sums, that a counted step may add to those of its layers
 
 
 class Steps(TrainerCallback):
@@ -67,10 +67,10 @@ def test_what_a_step_asks_for(tmp_path: Path, packed: bool) -> None:
             assert len(after.waits) == len(before.waits) + is_logged, "one fetch for a log"
             continue
         assert after.waits == before.waits, number
-        assert 2 * LAYERS < more <= 2 * LAYERS + SMALL, sorted(set(after.operations) - set(before.operations))
+        assert 3 * LAYERS < more <= 3 * LAYERS + SMALL, sorted(set(after.operations) - set(before.operations))
         large, large_before = after.large(MATRIX), before.large(MATRIX)
-        assert len(large) == len(large_before) + 2 * LAYERS
-        assert sum(large) - sum(large_before) < LAYERS * 3.1 * MATRIX, "values read, a mask written, the mask read"
+        assert len(large) == len(large_before) + 3 * LAYERS
+        assert sum(large) - sum(large_before) < LAYERS * 4.2 * MATRIX, "values read, a mask written and read twice"
 
 
 def test_a_compiled_model_is_uncovered_too(
