@@ -168,7 +168,7 @@ def test_an_allocation_says_what_it_costs_together(small: Run) -> None:
     assert dense["speedup"] == pytest.approx(1 / (1 - dense["unread"]))
     density = by_layer(run)["mean"].max() / run.d_ff
     assert 0 < sparse["unread"] < 1.1 * density * dense["unread"]
-    run.manifest.effects[0]["has_zeros"] = True  # of which a count above a threshold does not tell
+    run.manifest.effects.append({"has_zeros": True})  # of which a count above a threshold does not tell
     assert np.isnan(allocation(run).attrs["unread"])
     run.manifest.model["parameters"] = None
     assert np.isnan(allocation(run).attrs["unread"]) and "batch 1" not in summary(allocation(run))

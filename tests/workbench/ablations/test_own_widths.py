@@ -5,7 +5,6 @@ Cost: 3 s.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,7 @@ def test_pruned_once_more(narrow: tuple[Path, Run, Run], tmp_path: Path, capsys:
     assert result.bytes[0] == result.bytes[1]
     shown = capsys.readouterr().out
     assert "136 to 176 of 136 to 176 neurons a layer" in shown and "Nothing was removed" in shown
-    assert "no layer has 8 neurons that it does not need; prune with a higher --least" in shown
+    assert "no layer has 8 neurons that it does not need" in shown and "with --per-layer" not in shown
     kept = prune(load_pruned(folder, widened=True), ~analysis.dead_mask(run))
     narrowed = prune(load_pruned(folder), ~analysis.dead_mask(run))
     for one in (kept, narrowed):
@@ -200,9 +199,11 @@ def test_a_training_goes_by_the_layers_widths(narrow: tuple[Path, Run, Run], tmp
     assert "that of training" in training_results([run]).attrs["note"] and np.isnan(ended["rise"])
 
 
-def test_around_a_model_and_within_a_study(narrow: tuple[Path, Run, Run], tmp_path: Path) -> None:
+def test_around_a_model_and_within_a_study(
+    narrow: tuple[Path, Run, Run], tmp_path: Path, texts: tuple[str, ...]
+) -> None:
     """A module of one's own around the model, and estimates of every neuron."""
-    folder, run, _ = narrow
+    folder = narrow[0]
 
     class Around(torch.nn.Module):
         def __init__(self) -> None:
@@ -217,7 +218,6 @@ def test_around_a_model_and_within_a_study(narrow: tuple[Path, Run, Run], tmp_pa
     with watch(around, ffns={f"inner.model.layers.{n}.mlp": maps for n in range(3)}) as watched:
         around(torch.arange(60, 80)[None])
     assert watched.run.widths.tolist() == WIDTHS
-    copied = open_run(shutil.copytree(run.path, tmp_path / "run"))
-    study(load_pruned(folder, widened=True), copied.path, conditions=["ffn@0"], neurons=2, tokens=100)
-    estimates = analysis.neuron_effects(open_run(copied.path))
+    studied = study(str(folder), texts[:2], ["ffn@0"], neurons=2, tokens=100, out=tmp_path / "run")
+    estimates = analysis.neuron_effects(studied)
     assert estimates.groupby("layer").size().tolist() == WIDTHS and estimates["label"].notna().all()

@@ -1,4 +1,4 @@
-"""Metrics of a watch without rows that runs densely: those of a watch that keeps rows, whatever a call is. Cost: 4 s."""
+"""Metrics of a watch without rows that runs densely: those of one that keeps rows, whatever a call is. Cost: 4 s."""
 
 from __future__ import annotations
 
