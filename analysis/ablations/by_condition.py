@@ -36,7 +36,8 @@ def effects(run: Run, study: int | None = None) -> pd.DataFrame:
 
     Columns: study, condition, kind, layer (-1: all), share, silenced (neurons); tokens, documents (clusters); base and
     loss in nats a token; change (loss - base) with low and high, its 95 % interval by document (NaN with under
-    three); kept: share of firings that are left. Documents whose loss is not finite are left out.
+    three); kept: share of firings that are left, by one token in eight. Documents whose loss is not finite are left
+    out.
 
     study: the number of one study. Raises Missing for a run that was not ablated.
     """
