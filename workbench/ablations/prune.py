@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from twell.workbench.ablations.before_after import Interval, Pruned, compare, report
 from twell.workbench.ablations.command import BATCH_TOKENS, TOKENS, model_of, refuse_other_model, text_sequences
@@ -33,7 +33,7 @@ from twell.workbench.capturing.forward import Inputs
 from twell.workbench.errors import UserError
 from twell.workbench.models import weights
 from twell.workbench.models.checkpoint import find, understood
-from twell.workbench.models.families import FAMILIES
+from twell.workbench.models.families import FAMILIES, Family
 from twell.workbench.models.own_code import OwnModel, own_of
 from twell.workbench.models.sizes import FILLED, MULTIPLE, WIDTHS, decoder_layers, own_sizes, select, widen
 from twell.workbench.option_fields import check_bounds
@@ -63,12 +63,7 @@ def prune(model: Any, keep: NDArray | Tensor, per_layer: bool = False) -> Any:
     if family is None or family.base:
         known = ", ".join(name for name, one in FAMILIES.items() if not one.base)
         raise UserError(f"Expected a model of model_type {known} to prune, got {config.model_type}.")
-    saved_as: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
-    if type(model).__name__ != saved_as.__name__:  # Bamboo's second ReLU, say, of which config.json would not tell
-        raise UserError(
-            f"Expected a model that loads as {saved_as.__name__} again, got a {type(model).__name__}, whose FFNs "
-            "compute something else: its kind cannot be pruned."
-        )
+    _refuse_other_ffns(model, family)
     smaller = copy.deepcopy(model)
     if getattr(config, WIDTHS, None):
         widen(smaller)
@@ -94,6 +89,17 @@ def prune(model: Any, keep: NDArray | Tensor, per_layer: bool = False) -> Any:
         index = torch.from_numpy(np.sort(np.argsort(~kept, kind="stable")[:width]))
         select(layer, family, index.to(model.device))
     return smaller
+
+
+def _refuse_other_ffns(model: PreTrainedModel, family: Family) -> None:
+    """Raise UserError for FFNs that transformers does not make of a configuration, as for a model that was saved."""
+    for layer in decoder_layers(model):
+        ffn = getattr(layer, family.holder) if family.holder else layer
+        if not type(ffn).__module__.startswith("transformers."):  # Bamboo's, say, of whose second ReLU nothing tells
+            raise UserError(
+                f"Expected FFNs of transformers to prune, as a saved {type(model).__name__} has them, got a "
+                f"{type(ffn).__name__}, which would be lost: models of this kind cannot be pruned."
+            )
 
 
 def load_pruned(folder: str | Path, dtype: torch.dtype | None = None, widened: bool = False) -> Any:
