@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from support.planted_effects import coverage, rows_of
 
 from twell.analysis import allocation, by_layer, effects
-from twell.analysis.ablations.allocation import allocate, allocated, summary
+from twell.analysis.ablations.allocation import _bytes, allocate, allocated, summary
 from twell.analysis.ablations.by_condition import SUMS, clustered, lines, lines_of, paired_change
 from twell.workbench.ablations.appended import append
 from twell.workbench.errors import Missing, UserError
@@ -172,3 +174,14 @@ def test_an_allocation_says_what_it_costs_together(small: Run) -> None:
     assert np.isnan(allocation(run).attrs["unread"])
     run.manifest.model["parameters"] = None
     assert np.isnan(allocation(run).attrs["unread"]) and "batch 1" not in summary(allocation(run))
+
+
+def test_columns_are_read_where_a_product_is_used(made: ModuleType, tmp_path: Path) -> None:
+    """With a ReLU on both branches: up rows of what fires, columns of the map back of what is used."""
+    run = made.make(tmp_path / "both", layers=4, sequences=20, up_relu=True)
+    run.manifest.model.update(parameters=10**7, d_model=64)
+    layers, matrix = by_layer(run), 64 * run.d_ff
+    fired, used = layers["mean"] / run.d_ff, layers["used"] / run.d_ff
+    read = 10**7 - matrix * (3 * 4 - (1 + fired + used).sum())
+    unread = _bytes(run, np.full(4, 0.5))["unread"]
+    assert unread == pytest.approx(matrix * 0.5 * used.sum() / read)

@@ -27,7 +27,9 @@ from twell.workbench.ablations.conditions import Facts, TakesNothing, interventi
 from twell.workbench.ablations.options import PruneOptions
 from twell.workbench.ablations.prune import command, prune
 from twell.workbench.ablations.spelled import parse
+from twell.workbench.bench.cases import filled_up
 from twell.workbench.errors import UserError
+from twell.workbench.models.load import load
 from twell.workbench.models.own_code import open_own, own_of
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
@@ -161,6 +163,12 @@ def test_a_speedup_says_what_both_sides_ran(narrow: tuple[Path, Run, Run]) -> No
     ]
 
 
+def test_a_bench_says_it_too(narrow: tuple[Path, Run, Run]) -> None:
+    loaded = load(str(narrow[0]), device="cpu")
+    assert filled_up(loaded) == " (layers of 136 to 176 neurons, dense and sparse filled up to the widest)"
+    assert filled_up(load("builtin:demo", device="cpu")) == ""
+
+
 def test_widths_that_are_not_the_layers_are_refused(narrow: tuple[Path, Run, Run], tmp_path: Path) -> None:
     _, run, _ = narrow
     for widths in ([176, 136], [176, 136, 184], [176, 0, 136], "176", []):
@@ -196,7 +204,8 @@ def test_a_training_goes_by_the_layers_widths(narrow: tuple[Path, Run, Run], tmp
         assert steps[name] == pytest.approx(logged[f"twell/{name}"])
         assert layers[name].tolist() == pytest.approx([logged[f"twell/{name}/layer_{n:02}"] for n in range(3)])
     assert ended["sparsity"] == pytest.approx(logged["twell/sparsity"])
-    assert "that of training" in training_results([run]).attrs["note"] and np.isnan(ended["rise"])
+    assert "that of training" in training_results([run]).attrs["note"]
+    assert training_results([run, run])["rise"].isna().all(), "nothing tells that two Trainers had one recipe"
 
 
 def test_around_a_model_and_within_a_study(
@@ -219,5 +228,6 @@ def test_around_a_model_and_within_a_study(
         around(torch.arange(60, 80)[None])
     assert watched.run.widths.tolist() == WIDTHS
     studied = study(str(folder), texts[:2], ["ffn@0"], neurons=2, tokens=100, out=tmp_path / "run")
+    assert studied.manifest.effects[-1]["has_zeros"] is True
     estimates = analysis.neuron_effects(studied)
     assert estimates.groupby("layer").size().tolist() == WIDTHS and estimates["label"].notna().all()

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,14 @@ def test_every_log_has_its_row(tiny: Path, load_object: Callable[..., Any], tmp_
     assert steps["step"].tolist() == [2, 4, 6] and steps["nnz"].notna().all()
     assert steps["tokens"].tolist() == [48, 96, 144]
     assert [logs["twell/tokens"] for logs in reporter.logs if "twell/tokens" in logs] == [2 * 11] * 3
+
+
+def test_one_process_writes_the_run(small: Any, tmp_path: Path) -> None:
+    for is_first in (False, True):
+        callback = TwellCallback(out=tmp_path / "run")
+        callback.on_train_begin(None, SimpleNamespace(is_world_process_zero=is_first), None, model=small)
+        assert (tmp_path / "run").exists() is is_first
+        callback.close()
 
 
 def test_a_refused_callback_leaves_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:

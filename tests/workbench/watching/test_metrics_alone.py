@@ -67,6 +67,8 @@ def test_tokens_that_overflow_are_none(last: bool) -> None:
         with watch(network, ffns=BLOCKS, **side) as watched:
             network(ids)
             metrics.append({k: v for k, v in watched.metrics().items() if "dead" not in k})
+            if side["rows"]:
+                assert watched.run.manifest.kernel["name"] == "torch", "no sparse kernel ran"
     assert metrics[0]["tokens"] == 15
     assert_equal(metrics)
 
