@@ -229,5 +229,6 @@ def test_around_a_model_and_within_a_study(
     assert watched.run.widths.tolist() == WIDTHS
     studied = study(str(folder), texts[:2], ["ffn@0"], neurons=2, tokens=100, out=tmp_path / "run")
     assert studied.manifest.effects[-1]["has_zeros"] is True
+    assert len(studied.frame("neuron_effects")) == sum(WIDTHS)
     estimates = analysis.neuron_effects(studied)
     assert estimates.groupby("layer").size().tolist() == WIDTHS and estimates["label"].notna().all()
