@@ -145,7 +145,7 @@ def _nothing_removed(kept: Sequence[int], widths: Sequence[int], out: Path) -> s
     if not narrower:
         needs, other = f"every layer needs more than {d_ff - MULTIPLE:,} of {d_ff:,} neurons", "a higher"
     if not narrower and min(widths) < d_ff:
-        needs = f"no layer has {MULTIPLE} neurons that it does not need"
+        needs = "no layer can have a narrower width"
     return (
         f"Nothing was removed, {out} is a copy of the model: {needs} (a multiple of {MULTIPLE}); prune with {other} "
         "--least, such as 0.0001 where none was given, which removes what seldom fires too."
