@@ -16,7 +16,7 @@ from twell.kernels.stats import Stats
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.run.schema import DECODE, PREFILL
-from twell.workbench.watching.call_inputs import tensors_of
+from twell.workbench.watching.call_inputs import logits_of, tensors_of
 from twell.workbench.watching.reads import Ahead, Group
 
 IGNORED = -100  # a target that no loss is taken of
@@ -90,12 +90,15 @@ class CallCounts:
     def countable(self, output: Any) -> Tensor:
         """Return which rows count, uint8 [n], without those that are not finite, where firings alone are counted.
 
-        output: of the call; what the last layer makes of a row that is not finite shows in its first value
+        output: of the call; what the last layer makes of a row that is not finite shows in its first value, in logits
+        as NaN, since a norm comes before: some models give tokens that they never say a logit of -inf
         """
         rows = self.rows if self.finite is None else self.rows * self.finite
+        logits = logits_of(output)
         for one in tensors_of(output):
             if one.shape[-1] and one.numel() == one.shape[-1] * len(rows):
-                return rows * _are_finite(one.detach()[..., 0]).reshape(-1).to(rows.device)
+                first = one.detach()[..., 0].reshape(-1)
+                return rows * (_are_finite(first) if logits is None else ~first.isnan()).to(rows.device)
         return rows
 
     def losses(self, logits: Any) -> Tensor | None:

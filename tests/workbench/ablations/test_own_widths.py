@@ -145,7 +145,10 @@ def test_pruned_once_more(narrow: tuple[Path, Run, Run], tmp_path: Path, capsys:
     assert result.bytes[0] == result.bytes[1]
     shown = capsys.readouterr().out
     assert "136 to 176 of 136 to 176 neurons a layer" in shown and "Nothing was removed" in shown
-    assert "no layer can have a narrower width (a multiple of 8); prune with a higher --least" in shown and "with --per-layer" not in shown
+    assert (
+        "no layer can have a narrower width (a multiple of 8); prune with a higher --least" in shown
+        and "with --per-layer" not in shown
+    )
     kept = prune(load_pruned(folder, widened=True), ~analysis.dead_mask(run))
     narrowed = prune(load_pruned(folder), ~analysis.dead_mask(run))
     for one in (kept, narrowed):

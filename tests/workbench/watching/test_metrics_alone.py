@@ -73,6 +73,21 @@ def test_tokens_that_overflow_are_none(last: bool) -> None:
     assert_equal(metrics)
 
 
+def test_a_token_that_is_never_said() -> None:
+    """Its logit is -inf at every token, all of which are finite."""
+
+    class Silent(Network):
+        def forward(self, input_ids: torch.Tensor) -> Any:
+            logits = super().forward(input_ids)
+            return {"logits": torch.cat([torch.full_like(logits[..., :1], -torch.inf), logits[..., 1:]], -1)}
+
+    torch.manual_seed(0)
+    network = Silent().requires_grad_(False)
+    with watch(network, ffns=BLOCKS, rows=False, dense=True) as watched:
+        network(torch.arange(20).view(2, 10))
+        assert watched.metrics()["tokens"] == 18
+
+
 def test_generated_sequences_are_followed(tiny: Path, load_object: Callable[..., Any]) -> None:
     """Tokens after a sequence's end are none, and losses are taken where one call predicts what the next one reads."""
     model = load_object(tiny, torch.float32).requires_grad_(False)
