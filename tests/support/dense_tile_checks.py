@@ -16,7 +16,7 @@ from twell.kernels.stats import Stats
 PAIR, TILE = 2 * hopper.BLOCK, hopper.LAYOUT.tile
 LOUD_TILE, QUIET_TILE = 11, 4  # 128ths of a tile's neurons that its rows fire in the mean
 QUIET = 2**16  # what a quiet row counts besides
-TAKEN = -1
+TAKEN, LEFT = 2**30, 2**29  # of a tile whose up product nobody else can take; it is left to `up`
 
 
 def run(params: FFNParams, *stages: int) -> tuple[Tensor, Stats, hopper.HopperWorkspace]:
@@ -29,9 +29,15 @@ def run(params: FFNParams, *stages: int) -> tuple[Tensor, Stats, hopper.HopperWo
 
 
 def counters(workspace: hopper.HopperWorkspace, n: int) -> Tensor:
-    """Return how many rows lie whole in each pair of blocks [n / 256] and tile [tiles], and QUIET ones, or TAKEN."""
+    """Return how many rows lie whole in each pair of blocks [n / 256] and tile [tiles], QUIET ones, TAKEN and LEFT."""
     pairs, tiles, behind = -(-n // PAIR), workspace.tensor("heads").shape[1], n + 1 + 3 * -(-n // hopper.WINDOW)
     return workspace.tensor("row_sums")[behind : behind + pairs * tiles].view(pairs, tiles)
+
+
+def taken_tiles(workspace: hopper.HopperWorkspace, n: int) -> Tensor:
+    """Return of which of them the gate's kernel has taken the up product."""
+    words = counters(workspace, n)
+    return (words & TAKEN > 0) & (words & LEFT == 0)
 
 
 def whole_rows(params: FFNParams) -> Tensor:
@@ -71,16 +77,17 @@ def check(params: FFNParams) -> tuple[Tensor, hopper.HopperWorkspace]:
     assert_same("packed", workspace.packed(params.w_gate.shape[0], stats.finite), counted.packed)
     assert_same("y of both kernels", hopper.run(params)[0], y)
     apart = run(params, Stage.GATE, hopper.ALL_STAGES - Stage.GATE)
-    assert not bool((counters(apart[2], n) == TAKEN).any())
+    assert not bool(taken_tiles(apart[2], n).any())
     assert_same("y by stages", apart[0], y)
     assert_same("nnz by stages", apart[1].nnz, stats.nnz)
     assert_same("finite by stages", apart[1].finite, stats.finite)
     assert_same("order by stages", apart[2].tensor("order")[:n], workspace.tensor("order")[:n])
-    tile_counts, left = counters(workspace, n), counters(apart[2], n)
-    taken, whole = tile_counts == TAKEN, torch.full_like(tile_counts, PAIR)
-    whole[-1] = n % PAIR or PAIR
-    assert_same("rows that lie whole", torch.where(taken, whole, tile_counts), torch.where(taken, left % QUIET, left))
-    assert int((left // QUIET * taken).max()) <= PAIR // 8
+    whole, taken = counters(workspace, n) % LEFT, taken_tiles(workspace, n)
+    rows = torch.full_like(whole, PAIR)
+    rows[-1] = n % PAIR or PAIR
+    assert_same("rows that lie whole", whole, counters(apart[2], n) % LEFT)
+    assert_same("of what is taken", torch.where(taken, whole % QUIET, rows), rows)
+    assert int((whole // QUIET * taken).max()) <= PAIR // 8
     return taken, workspace
 
 

@@ -69,7 +69,7 @@ TESTS = {
         f"{HOPPER}/test_gate.py",
         f"{HOPPER}/test_dense_tiles.py",
         "-k",
-        "tasks or weights_larger or even_tiles or even_windows or uneven_tiles or all_fires",
+        "tasks or weights_larger or even_tiles or even_windows or uneven_tiles or all_fires or only_the_up",
     ),
     "keep.cu": (
         f"{HOPPER}/test_training.py",

@@ -255,8 +255,8 @@ MUTANTS = [
     ),
     *_of(
         "down_schedule.cuh",
-        ("share * together_ + blockIdx.x % together_", "share * together_"),
-        ("block * together_ + static_cast<int>(blockIdx.x) % together_", "block * together_"),
+        ("share * kDownCluster + blockIdx.x % kDownCluster", "share * kDownCluster"),
+        ("block * kDownCluster + static_cast<int>(blockIdx.x % kDownCluster)", "block * kDownCluster"),
         folder=MANY_ROWS,
     ),
     *_of("rows64_load.cuh", ("(blockIdx.x + stages - kept) % stages", "blockIdx.x % stages"), folder=FEW_ROWS),
@@ -272,8 +272,9 @@ MUTANTS = [
         ("50 * united >= 33 * neurons", "10 * united >= 9 * neurons"),
         ("!is_high_nnz(kLowNnzTile, fired, rows, neurons)", "true"),
         ("100 * united - 58 * neurons", "kNearlyAll * neurons"),
-        ("rows_[tile] % (1 << kQuietShift) == min(kPairRows, f.rows - m0)", "false"),
-        ("mostly_dense(f, window, min(kWindow, f.rows - window * kWindow))", "true"),
+        ("rows_of(__ldcg(rows_ + tile)) == min(kPairRows, f.rows - tile / f.tiles * kPairRows)", "false"),
+        ("word | kTaken | kLeft", "word | kTaken"),
+        ("DensePairs(f).mostly_dense(f, window, min(kWindow, f.rows - window * kWindow))", "true"),
         folder=MANY_ROWS,
     ),
     *_of(
@@ -289,7 +290,12 @@ MUTANTS = [
     *_of(
         "gate.cuh",
         ("barrier_wait(&s.drained, drained);", None),
-        ("bulk_wait_read<0>();", None),
+        folder=MANY_ROWS,
+    ),
+    *_of(
+        "plan.cuh",
+        ("DensePairs(f).leave(work.m0 / kPairRows * f.tiles + thread)", "true"),
+        ("sum < kNonfiniteUp", "sum < kNonfiniteGate"),
         folder=MANY_ROWS,
     ),
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import gpu_checks
-from support.dense_tile_checks import TAKEN, TILE, counters, run
+from support.dense_tile_checks import TILE, run, taken_tiles
 from support.gpu_checks import CUDA, assert_same, assert_same_on_streams, assert_same_results, make, normal_ffn, uneven
 from torch import Tensor
 from torch.nn.functional import linear
@@ -76,7 +76,7 @@ def test_used_products_are_counted_once(quiet: int, silent: int) -> None:
     params.w_gate[: silent * TILE, 1] = -256
     assert_right(params, (quiet, silent))
     uncounted = replace(params, probes="none", layout=None, want_packed=False)
-    assert bool((counters(run(uncounted)[2], 4500) == TAKEN).any())
+    assert bool(taken_tiles(run(uncounted)[2], 4500).any())
 
 
 @pytest.mark.gpu

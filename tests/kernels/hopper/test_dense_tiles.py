@@ -14,14 +14,13 @@ import torch
 from support.dense_tile_checks import (
     PAIR,
     QUIET,
-    TAKEN,
     TILE,
     blocks_in_place,
     check,
     check_whole,
-    counters,
     panels_left,
     run,
+    taken_tiles,
 )
 from support.gpu_checks import (
     CUDA,
@@ -230,7 +229,7 @@ def test_nothing_beside_the_workspace_is_written(loud: bool) -> None:
     apart(workspace, between_walls)
     hopper.launch(params, slice(0, n), workspace, y, stats)
     assert_same("y", y, reference.run(params)[0])
-    assert bool((counters(workspace, n) == TAKEN).any()) == loud
+    assert bool(taken_tiles(workspace, n).any()) == loud
     for name, bits in zip(workspace.names, walled, strict=True):
         assert bool((bits[:wall] == 119).all() and (bits[-wall:] == 119).all()), f"written beside {name}"
 
@@ -284,7 +283,7 @@ def test_same_bits_whoever_makes_the_product(n: int, d_model: int) -> None:
     x.abs_(), w_gate.abs_()
     params = FFNParams(x=x, w_gate=w_gate, w_up=w_up, w_down=w_down, probes="none")
     y, _, workspace = run(params.checked())
-    assert bool((counters(workspace, n) == TAKEN).any())
+    assert bool(taken_tiles(workspace, n).any())
     assert_same("by stages", run(params, Stage.GATE, Stage.PLAN, Stage.UP, Stage.DOWN)[0], y)
     for other, _, _ in on_two_streams(lambda: run(params)):
         assert torch.equal(other, y)

@@ -54,13 +54,13 @@ class DensePairs {
 
   // Adds this many values to the window that has row m0.
   __device__ __forceinline__ void fire(int m0, int values) const { atomicAdd(fired_ + m0 / kWindow, values); }
-  __device__ __forceinline__ int fired(int window) const { return fired_[window]; }
+  __device__ __forceinline__ int fired(int window) const { return __ldcg(fired_ + window); }
   // Adds this many rows, which this thread has seen written, and the quiet ones among them. With many quiet rows the
   // window will hardly stay in place.
   __device__ __forceinline__ void add(const Ffn& f, int tile, int rows, int quiet) const {
     const int all = min(kPairRows, f.rows - tile / f.tiles * kPairRows), window = tile / in_window(f), more = quiet << kQuietShift | rows;
     const int now = add_in_order(rows_ + tile, more) + more;
-    if (now % (1 << kQuietShift) != all || 8 * (now >> kQuietShift) > all) return;
+    if (rows_of(now) != all || 8 * (now >> kQuietShift) > all) return;
     release_store(list_ + window * in_window(f) + atomicAdd(listed_ + window, 1), tile + 1);
   }
   // Returns the next tile on the lists of windows of high nnz, which no other caller gets, or -1. By a warp. The copy
@@ -75,32 +75,49 @@ class DensePairs {
       if (lane == 0) {
         const int at = atomicAdd(taken_ + window, 1), place = window * in_window(f) + at;
         if (at < in_window(f) && place < count(f)) tile = acquire_load(list_ + place) - 1;
-        if (tile >= 0) rows_[tile] = kTaken;  // a tile that becomes dense a moment later is left to `up`
+        // what the plan has left to `up` stays so, as does a tile that becomes dense later
+        if (tile >= 0 && atomicOr(rows_ + tile, kTaken) & kTaken) tile = -1;
       }
       if ((tile = __shfl_sync(~0u, tile, 0)) >= 0) return tile;
     }
     return -1;
   }
-  // After the gate: whether the window is of high nnz and three of four of its tiles or more are listed. In order of nnz,
-  // all up products that clusters have made would be made again. With fewer dense tiles, other blocks gain more by it.
-  __device__ __forceinline__ bool mostly_dense(const Ffn& f, int window, int rows) const {
-    return is_high_nnz(kHighNnzWindow, fired_[window], rows, f.d_ff) &&
-           4 * listed_[window] >= 3 * ((rows + kPairRows - 1) / kPairRows * f.tiles);
+  // Leaves the tile's up product to `up`, unless the gate's kernel has taken it; returns whether it has.
+  __device__ __forceinline__ bool leave(int tile) const {
+    int word = __ldcg(rows_ + tile), before;
+    for (; !(word & kTaken) && (before = atomicCAS(rows_ + tile, word, word | kTaken | kLeft)) != word; word = before) {
+    }
+    return is_by_gate(word);
   }
-  // After the gate: whether a tile is dense though it may be left as words too: all its rows are, in such a window.
-  __device__ __forceinline__ bool is_dense(const Ffn& f, int tile) const {
-    const int m0 = tile / f.tiles * kPairRows, window = m0 / kWindow;
-    return (taken(tile) || rows_[tile] % (1 << kQuietShift) == min(kPairRows, f.rows - m0)) &&
-           mostly_dense(f, window, min(kWindow, f.rows - window * kWindow));
+  // Whether the window is of high nnz and three of four of its tiles or more are listed. In order of nnz, all up products
+  // that clusters have made would be made again. With fewer dense tiles, other blocks gain more by it. Once it is so it
+  // stays so; after the gate it is final.
+  __device__ __forceinline__ bool mostly_dense(const Ffn& f, int window, int rows) const {
+    return is_high_nnz(kHighNnzWindow, fired(window), rows, f.d_ff) &&
+           4 * __ldcg(listed_ + window) >= 3 * ((rows + kPairRows - 1) / kPairRows * f.tiles);
+  }
+  // Whether all rows of the tile are written dense, be it as words too.
+  __device__ __forceinline__ bool is_written(const Ffn& f, int tile) const {
+    return rows_of(__ldcg(rows_ + tile)) == min(kPairRows, f.rows - tile / f.tiles * kPairRows);
   }
   // After the gate: whether the tile's up product is done as well.
-  __device__ __forceinline__ bool taken(int tile) const { return rows_[tile] == kTaken; }
+  __device__ __forceinline__ bool taken(int tile) const { return is_by_gate(__ldcg(rows_ + tile)); }
 
  private:
-  static constexpr int kTaken = -1, kQuietShift = 16;
+  // Of a tile: its rows that are written dense, the quiet ones of them, and flags: nobody else can take its up product,
+  // as the gate's kernel has, or as the plan has left it to `up`.
+  static constexpr int kQuietShift = 16, kTaken = 1 << 30, kLeft = 1 << 29;
+  static __device__ __forceinline__ int rows_of(int word) { return word % (1 << kQuietShift); }
+  static __device__ __forceinline__ bool is_by_gate(int word) { return word & kTaken && !(word & kLeft); }
   static __device__ __forceinline__ int in_window(const Ffn& f) { return kWindow / kPairRows * f.tiles; }  // tiles
   // of each window; of each tile; the lists, one window's after the other
   int *fired_, *listed_, *taken_, *rows_, *list_;
 };
+
+// Whether most tiles of a block's window are dense. m0: the block's first row
+__device__ __forceinline__ bool is_mostly_dense(const Ffn& f, int m0) {
+  const int window = m0 / kWindow;
+  return DensePairs(f).mostly_dense(f, window, min(kWindow, f.rows - window * kWindow));
+}
 
 }  // namespace twell::hopper

@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (f.w_up == nullptr) wait_for_launches();  // the launch before is the plan itself
   const Shares shares(f, memory);
   begin_ring(s, shares.paired() ? kDownCluster * kConsumers : kConsumers);
-  if (shares.paired()) cluster_sync();  // both have begun, so their barriers and rings may be written
+  if (shares.paired()) cluster_meet();  // both have begun, so their barriers and rings may be written
   if (threadIdx.x >= kConsumers) {
     registers_down<kProducerRegisters>();
     produce_down<T>(w_map, f, s, shares);

@@ -70,7 +70,8 @@ struct SharesMemory {
 class Shares {
  public:
   // By all threads, of which there are more than shares.
-  __device__ __forceinline__ Shares(const Ffn& f, SharesMemory& memory) : m_(memory), blocks_(f.blocks), tasks_(f.blocks * down_tasks(f)) {
+  __device__ __forceinline__ Shares(const Ffn& f, SharesMemory& memory)
+      : m_(memory), blocks_(f.blocks), outputs_(down_tasks(f)), tasks_(f.blocks * outputs_) {
     if (in_turns()) return;
     if (threadIdx.x < 32) {
       int sum = 0, least = 1 << 30, most = 0;
@@ -90,26 +91,26 @@ class Shares {
       if (threadIdx.x == 0) m_.before[blocks_] = sum, m_.alike = least == most ? most : 0, m_.dense = dense;
     }
     __syncthreads();
-    if (m_.dense) together_ = kDownCluster, blocks_ = (blocks_ + kDownCluster - 1) / kDownCluster, tasks_ = blocks_ * down_tasks(f);
+    if (m_.dense) paired_ = true, blocks_ = (blocks_ + kDownCluster - 1) / kDownCluster, tasks_ = blocks_ * outputs_;
     if (m_.alike > 0) rounds_ = max(tasks_ / ctas() - 1, 0);
     // A lane for each share; a warp's last share is the next warp's first, so that every lane but the last has the next
     // share in its neighbour.
-    const int lane = threadIdx.x % 32, share = threadIdx.x / 32 * 31 + lane, equal_share = total(f) / ctas();
+    const int lane = threadIdx.x % 32, share = threadIdx.x / 32 * 31 + lane, equal_share = total() / ctas();
     bool uneven = false;
     if (share - lane <= ctas()) {
-      const int weight = find(f, min(share, ctas()));
+      const int weight = find(min(share, ctas()), equal_share);
       uneven = __shfl_down_sync(~0u, weight, 1) - weight > equal_share + kCutSteps;
     }
     cut_ = __syncthreads_or(uneven && lane < 31 && share < ctas());
   }
 
   // Whether the CTAs of a cluster take tasks together. It counts as one of the CTAs then, and a block below is a pair of them.
-  __device__ __forceinline__ bool paired() const { return together_ > 1; }
-  __device__ __forceinline__ int ctas() const { return gridDim.x / together_; }
-  __device__ __forceinline__ int cta() const { return blockIdx.x / together_; }
+  __device__ __forceinline__ bool paired() const { return paired_; }
+  __device__ __forceinline__ int ctas() const { return paired_ ? gridDim.x / kDownCluster : gridDim.x; }
+  __device__ __forceinline__ int cta() const { return paired_ ? blockIdx.x / kDownCluster : blockIdx.x; }
   __device__ __forceinline__ int index() const { return ctas() - 1 - cta(); }  // number of this CTA's share
   // Where this CTA's part of a share's sums is in f.parts.
-  __device__ __forceinline__ int part(int share) const { return share * together_ + blockIdx.x % together_; }
+  __device__ __forceinline__ int part(int share) const { return paired_ ? share * kDownCluster + blockIdx.x % kDownCluster : share; }
 
   // How many pieces this CTA has.
   __device__ __forceinline__ int count() const {
@@ -118,15 +119,14 @@ class Shares {
   }
   // The i-th of them; past the last, a whole task, so that code that reads ahead finds its first steps.
   __device__ __forceinline__ Piece piece(int i) const {
-    const int outputs = tasks_ / blocks_;
     if (in_turns() || i < rounds_) {
       const int task = in_turns() ? min(turn(i), tasks_ - 1) : i * ctas() + cta();
-      return {block_of(task / outputs), task % outputs};
+      return {block_of(task / outputs_), task % outputs_};
     }
     const int in_turns_tasks = rounds_ * ctas(), task = min(from().task + i - rounds_, tasks_ - in_turns_tasks - 1);
     // The tasks in turns have left `first`, the first block, with the outputs from outputs_done on, and all blocks
-    // after it.
-    const int first = in_turns_tasks / outputs, outputs_done = in_turns_tasks % outputs, blocks = blocks_ - first, task_after_first = task - outputs_done * (blocks - 1);
+    // after it. With none in turns, no division finds that.
+    const int first = rounds_ > 0 ? in_turns_tasks / outputs_ : 0, outputs_done = in_turns_tasks - first * outputs_, blocks = blocks_ - first, task_after_first = task - outputs_done * (blocks - 1);
     Piece piece = task_after_first < 0 ? Piece{first + 1 + task % (blocks - 1), task / (blocks - 1)} : Piece{first + task_after_first % blocks, outputs_done + task_after_first / blocks};
     piece.block = block_of(piece.block);
     if (i == rounds_) piece.without = from().step;
@@ -154,28 +154,28 @@ class Shares {
   __device__ __forceinline__ const Position& to() const { return m_.starts[cut_][index() + 1]; }
   __device__ __forceinline__ bool in_turns() const { return blocks_ > kShareBlocks; }
   // This CTA's block of a pair; the second of the last pair may not exist.
-  __device__ __forceinline__ int block_of(int block) const { return block * together_ + static_cast<int>(blockIdx.x) % together_; }
+  __device__ __forceinline__ int block_of(int block) const { return paired_ ? block * kDownCluster + static_cast<int>(blockIdx.x % kDownCluster) : block; }
   // Back and forth, as tasks become shorter.
   __device__ __forceinline__ int turn(int round) const {
     return round * ctas() + static_cast<int>(round % 2 ? ctas() - 1 - blockIdx.x : blockIdx.x);
   }
   // What all shared tasks take.
-  __device__ __forceinline__ int total(const Ffn& f) const {
-    return m_.alike > 0 ? (tasks_ - rounds_ * ctas()) * m_.alike : m_.before[blocks_] * down_tasks(f);
+  __device__ __forceinline__ int total() const {
+    return m_.alike > 0 ? (tasks_ - rounds_ * ctas()) * m_.alike : m_.before[blocks_] * outputs_;
   }
   // Where a share begins: at an equal share, or at the task nearest to that. Returns what the whole tasks before it
   // take.
-  __device__ __forceinline__ int find(const Ffn& f, int share) {
-    const int all = total(f), at = all / ctas() * share + min(share, all % ctas());
+  __device__ __forceinline__ int find(int share, int equal_share) {
+    const int at = equal_share * share + min(share, total() - equal_share * ctas());
     int task, into, length = m_.alike;
     if (length > 0) {
-      task = at / length, into = at % length;
+      task = at / length, into = at - task * length;
     } else {
-      const int round = m_.before[blocks_], rest = at % round;
+      const int round = m_.before[blocks_], outputs = at / round, rest = at - outputs * round;
       int block = 0;
       for (int jump = kShareBlocks / 2; jump > 0; jump /= 2)
         if (block + jump < blocks_ && m_.before[block + jump] <= rest) block += jump;
-      task = at / round * blocks_ + block, into = rest - m_.before[block], length = m_.before[block + 1] - m_.before[block];
+      task = outputs * blocks_ + block, into = rest - m_.before[block], length = m_.before[block + 1] - m_.before[block];
     }
     const int steps = length - kTaskSteps, next = 2 * into > steps;
     const bool cuts = into >= kLeastSteps && into <= steps - kLeastSteps;
@@ -185,9 +185,9 @@ class Shares {
   }
 
   SharesMemory& m_;
-  int blocks_, tasks_, cut_ = 0;
+  int blocks_, outputs_, tasks_, cut_ = 0;
   int rounds_ = 0;    // of whole tasks, before what is shared
-  int together_ = 1;  // CTAs
+  bool paired_ = false;
 };
 
 }  // namespace twell::hopper

@@ -186,8 +186,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (uint64_t& barrier : memory.fetched) barrier_init(&barrier, kConsumerWarps / 2);
     fence_barrier_init();
   }
-  let_next_launch();
   wait_for_launches();
+  let_next_launch();  // only now: before its own wait, the plan reads counters that the launch before this one zeroes
   if (is_needless(f)) return;
   cluster_sync();
 

@@ -36,6 +36,21 @@ __device__ __forceinline__ void put_eight(unsigned char* panels, int row, const 
   }
 }
 
+// The union: bits [words], a bit a neuron, and before [words], how many of its neurons precede each word. all: it is
+// every neuron, and a neuron's rank is its number.
+struct Union {
+  uint32_t* bits;
+  int* before;
+  int words;
+  const int& size;
+  bool all = false;
+  __device__ __forceinline__ int panels() const { return (size + kPanelColumns - 1) / kPanelColumns; }
+  __device__ __forceinline__ int rank_of(int neuron) const {
+    const int word = neuron >> 5;
+    return all ? neuron : before[word] + __popc(bits[word] & ((1u << (neuron & 31)) - 1));
+  }
+};
+
 // How the threads of a plan read the words of the block's finite rows.
 struct BlockRows {
   const Ffn& f;

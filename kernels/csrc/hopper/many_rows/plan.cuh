@@ -8,6 +8,9 @@
 // or half of all values are, the union is every neuron: a value's position is then its neuron, and the products read
 // whole weight tiles. If the rows of such a block are also consecutive, its values stay in `spill`, where a row has the
 // layout of a row of four panels, and the values of other tiles are added there.
+//
+// CTAs begin as those of the gate's kernel leave, while others of these make the last up products. A block whose tiles
+// are all dense, in a window most of whose tiles are, is planned at once; what others wait for is the gate's end.
 #pragma once
 
 #include "common/bits.cuh"
@@ -29,7 +32,7 @@ struct PlanShared {
   int warp_union_sizes[kPlanWarps];    // for rows in place: how many neurons of the union each warp has counted
   // for rows in place, a bit for each of at most 256 tiles: the gate has not written it dense
   uint32_t sparse_tiles[8];
-  uint32_t up_done_tiles[8];           // likewise: the gate's kernel has computed its up product
+  uint32_t up_done_tiles[8];           // likewise: the gate's kernel computes its up product
   int order[kBlockRows];               // the block's rows; -1: no row, or none that is finite
   int ends[2];                         // the first and the last tile that have neurons of a group
   __align__(16) uint16_t column_offsets[kOffsetTiles * kTile];
@@ -40,6 +43,9 @@ struct PlanWork {
   int block, m0, rows;      // m0: the first row, if rows stay in place; rows: how many of 128 exist
   int split, splits;        // splits: CTAs of this block that have panels
   bool consecutive = false; // whether rows stay in place
+  // CTAs that write the list, of which the last one writes size and tasks. Where values stay, the first one writes all:
+  // it may be done before others begin, or they before it.
+  __device__ __forceinline__ int writers(bool stays_in_spill) const { return stays_in_spill ? 1 : splits; }
   // The first block of each of the `windows` has `high_nnz_splits` CTAs, and the others have `others` each.
   __device__ __forceinline__ PlanWork(const Ffn& f, int windows, int high_nnz_splits, int others) {
     const bool high_nnz = blockIdx.x < windows * high_nnz_splits;
@@ -50,20 +56,13 @@ struct PlanWork {
   }
 };
 
-// The union: bits [words], a bit a neuron, and before [words], how many of its neurons precede each word. all: it is
-// every neuron, and a neuron's rank is its number.
-struct Union {
-  uint32_t* bits;
-  int* before;
-  int words;
-  const int& size;
-  bool all = false;
-  __device__ __forceinline__ int panels() const { return (size + kPanelColumns - 1) / kPanelColumns; }
-  __device__ __forceinline__ int rank_of(int neuron) const {
-    const int word = neuron >> 5;
-    return all ? neuron : before[word] + __popc(bits[word] & ((1u << (neuron & 31)) - 1));
-  }
-};
+// Whether it is certain by now that all tiles of a block are dense, and most of its window's. By all threads.
+__device__ __forceinline__ bool is_settled(const Ffn& f, int m0) {
+  bool settled = f.dense_tiles != nullptr;
+  if (settled && threadIdx.x < f.tiles)
+    settled = DensePairs(f).is_written(f, m0 / kPairRows * f.tiles + threadIdx.x) && is_mostly_dense(f, m0);
+  return __syncthreads_and(settled);
+}
 
 // Step 1, if rows may stay in place: the union as the gate has made it, tile by tile, and the gate's flags of its
 // tiles.
@@ -80,7 +79,7 @@ __device__ __forceinline__ void unite_in_place(const Ffn& f, PlanShared& s, cons
     const int of_pair = work.m0 / kPairRows * f.tiles + tile;
     const bool up_done = f.dense_tiles != nullptr && DensePairs(f).taken(of_pair);
     // other rows have the flag too: nearly all of the tile fires, so the union takes all of it
-    const bool dense = head & kDenseTile || (f.dense_tiles != nullptr && DensePairs(f).is_dense(f, of_pair));
+    const bool dense = head & kDenseTile || (f.dense_tiles != nullptr && DensePairs(f).is_written(f, of_pair) && is_mostly_dense(f, work.m0));
     const uint32_t word = dense ? inside : fired & inside;
     u.bits[w] = word, mine += __popc(word);
     if (!dense && w % (kTile / 32) == 0) atomicOr(&s.sparse_tiles[tile >> 5], 1u << (tile & 31));
@@ -164,7 +163,8 @@ __device__ __forceinline__ void write_list(const Ffn& f, const PlanShared& s, co
   // also for an empty union: `down` reads ahead before it knows the size
   const int thread = threadIdx.x, filled = max(u.panels(), 1) * kPanelColumns;
   if (u.all) {
-    for (int i = work.split * kPlanThreads + thread; i < filled; i += work.splits * kPlanThreads) list[i] = i < f.d_ff ? i : 0;
+    const int shares = work.writers(s.stays_in_spill);
+    for (int i = work.split * kPlanThreads + thread; i < filled && work.split < shares; i += shares * kPlanThreads) list[i] = i < f.d_ff ? i : 0;
   } else if (work.split == work.splits - 1) {  // the CTA with the fewest panels
 #pragma unroll 1
     for (int neuron = thread; neuron < f.d_ff; neuron += kPlanThreads)
@@ -189,6 +189,27 @@ __device__ __forceinline__ void write_tasks(const Ffn& f, const PlanShared& s, c
   for (int panel = 0; panel < panels && tasks > 0; panel += chunk)
     if (needs_task(panel))
       *task++ = make_int2(work.block, 32 * panel + 16 * u.all + 8 * work.consecutive + min(chunk, panels - panel));
+}
+
+// All steps for a block that is settled: rows stay in place, and values in `spill`. Up products that the gate's kernel has
+// not taken by now are left to `up`. Whether a row is finite is known once that kernel has ended.
+__device__ __forceinline__ void plan_settled(const Ffn& f, PlanShared& s, const PlanWork& work, int processors) {
+  const Union u{nullptr, nullptr, 0, s.size, true};
+  const int thread = threadIdx.x, row = work.m0 + thread;
+  if (thread < kBlockRows) f.order[row] = row;
+  if (thread < f.tiles && DensePairs(f).leave(work.m0 / kPairRows * f.tiles + thread))
+    atomicOr(&s.up_done_tiles[thread >> 5], 1u << (thread & 31));
+  if (thread == 0) s.size = f.d_ff, s.stays_in_spill = true;
+  __syncthreads();
+  write_list(f, s, work, u);
+  if (thread == 0) f.union_sizes[work.block] = -f.d_ff, write_tasks(f, s, work, u, processors);
+  wait_for_launches();  // for the gate's kernel, since `up` waits for this one alone
+  if (thread < kBlockRows && row < f.rows) {
+    const uint32_t sum = f.row_sums[row];
+    const bool finite = sum < kNonfiniteUp;
+    f.finite[row] = finite;
+    if (f.nnz != nullptr) f.nnz[row] = finite ? sum : 0;
+  }
 }
 
 // The tiles that have neurons of the group whose first has rank `first`, to s.ends. By a warp.
@@ -267,9 +288,19 @@ __device__ __forceinline__ void store_panels(const Ffn& f, const PlanShared& s, 
   bulk_commit();
 }
 
+// Plans the CTA's block if it is settled; returns whether it is. In the kernel's own code this would cost the rest of the
+// plan registers that it does not have.
+inline __device__ __noinline__ bool plan_if_settled(const Ffn& f, PlanShared& s, int windows, int high_nnz_splits, int splits, int processors) {
+  PlanWork work(f, windows, high_nnz_splits, splits);
+  if (!is_settled(f, work.m0)) return false;
+  work.consecutive = true;
+  if (work.split == 0) plan_settled(f, s, work, processors);
+  return true;
+}
+
 // Shared memory: four panels [128 rows][64], in whose place a Window is first; then the union's bits and `before`.
 template <typename T>
-__global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int windows, int high_nnz_splits, int splits, int processors) {
+__global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const __grid_constant__ Ffn f, int windows, int high_nnz_splits, int splits, int processors) {
   extern __shared__ __align__(128) unsigned char panels[];
   __shared__ PlanShared s;
   const int thread = threadIdx.x, words = f.tiles * (kTile / 32);
@@ -280,12 +311,12 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
 
   if (thread < 8) s.sparse_tiles[thread] = 0, s.up_done_tiles[thread] = 0;
   if (thread == 0) s.values = 0;
-  __syncthreads();
   let_next_launch();
+  if (blockIdx.x == 0)  // the launches before the gate's have ended, as its CTAs have waited for them
+    for (int i = thread; i < kParts * kPartWarps; i += kPlanThreads) f.part_ready[i] = 0;
+  if (__syncthreads_and(plan_if_settled(f, s, windows, high_nnz_splits, splits, processors))) return;
   wait_for_launches();
   if (is_needless(f)) return;
-  if (blockIdx.x == 0)
-    for (int i = thread; i < kParts * kPartWarps; i += kPlanThreads) f.part_ready[i] = 0;
   Window& window = *reinterpret_cast<Window*>(panels);
   work.consecutive = read_window(f, window, work.block, [&] { unite_in_place(f, s, work, u); });
   if (work.consecutive) work.splits = splits;  // rows in place fire no more than other blocks' rows
@@ -295,7 +326,7 @@ __global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const Ffn f, int
   size_union(f, s, work, window, u);
 
   write_list(f, s, work, u);
-  if (work.split == work.splits - 1 && thread == 0) {
+  if (work.split == work.writers(s.stays_in_spill) - 1 && thread == 0) {
     f.union_sizes[work.block] = s.stays_in_spill ? -s.size : s.size;
     if (f.w_up != nullptr) write_tasks(f, s, work, u, processors);
   }
