@@ -76,6 +76,11 @@ class TrainingLog:
             setattr(self._writer.manifest, name, value)
 
     @property
+    def record(self) -> dict[str, Any]:
+        """The manifest's field `training`, of which changes are written with the next rows."""
+        return self._writer.manifest.training or {}
+
+    @property
     def _seconds(self) -> float:
         return float(self.rows[-1]["seconds"]) if self.rows else 0.0
 

@@ -8,6 +8,9 @@ numbers there.
 
     trainer = Trainer(model, args, train_dataset=texts, callbacks=[TwellCallback(out="runs/mine")])
 
+A training that goes on from a checkpoint goes on in its run: rows after the checkpoint are dropped, and its tokens and
+seconds count on from those at the checkpoint.
+
 A loop of one's own does it in two lines: `watch(model, rows=False, dense=True)` around it, and `w.metrics()`.
 """
 
@@ -26,12 +29,21 @@ from twell.workbench.capturing.resume import new_manifest
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import FFNs
 from twell.workbench.options import CaptureOptions
-from twell.workbench.run.manifest import COMPLETE
+from twell.workbench.run.manifest import COMPLETE, FILE
 from twell.workbench.run.rank_share import RankShare
 from twell.workbench.run.schema import nnz_columns
-from twell.workbench.run.store import refuse_existing
+from twell.workbench.run.store import open_run, refuse_existing
 from twell.workbench.training.log import TrainingLog
 from twell.workbench.watching.session import OWN_CODE, watch
+
+TRAINER = "transformers.Trainer"  # as a run says what its training was
+SAVED = "checkpoints"  # of its manifest's `training`: tokens trained on and seconds, by step
+
+
+def _holds_training(out: Path) -> bool:
+    """Return whether a folder holds a run that a callback here has begun."""
+    training = open_run(out).manifest.training if (out / FILE).exists() else None
+    return training is not None and training.get("recipe", {}).get("trainer") == TRAINER
 
 
 class TwellCallback(TrainerCallback):
@@ -39,8 +51,9 @@ class TwellCallback(TrainerCallback):
 
     every: count one step in so many, and the last before a log if none was counted since the log before
     prefix: before the names in the logs
-    out: a folder for a run with the table `training`, which the dashboard shows while it grows; default: none. Of
-    several processes the first one writes it, and each counts its own tokens alone
+    out: a folder for a run with the table `training`, which the dashboard shows while it grows; default: none. It must
+    be new or empty, or hold the run of the training that is resumed, else UserError as it begins. Of several processes
+    the first one writes it, and each counts its own tokens alone
     ffns, threshold: as in `watch`
     """
 
@@ -59,6 +72,7 @@ class TwellCallback(TrainerCallback):
             raise UserError(f"Expected every= of at least 1 step, got {every!r}.")
         self.every, self.prefix = every, prefix
         self._out = None if out is None else Path(out)
+        self._unfinished = False  # whether the folder holds a run that this object began and has not completed
         self._given: dict[str, Any] = {"ffns": ffns, "threshold": threshold}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
@@ -67,7 +81,9 @@ class TwellCallback(TrainerCallback):
         self._come_first(sys._getframe(1).f_locals.get("self"))
         assert model is not None
         out = self._out if state.is_world_process_zero else None
-        if out is not None:
+        # with a batch that turned out to be too large the trainer begins anew
+        goes_on = state.global_step > 0 and out is not None and _holds_training(out)
+        if out is not None and not goes_on and not (self._unfinished and args.auto_find_batch_size):
             refuse_existing(out)
         self.watch = watch(model, rows=False, dense=True, **self._given).__enter__()
         self.watch.tracker.count_calls(False)
@@ -75,8 +91,14 @@ class TwellCallback(TrainerCallback):
         self._began = self._stepped = time.monotonic()
         self._evaluating = 0.0  # seconds of evaluations so far
         self._last = (self._began, 0)  # of the row before: when, without evaluations, and tokens trained on until then
+        self._before = (0, 0.0)  # tokens and seconds of the training that this one goes on from
         if out is not None:
-            self._log = self._new_log(out)
+            try:
+                self._log = self._new_log(out, state.global_step)
+            except BaseException:
+                self.close()  # a model of another training, or a full disk
+                raise
+            self._unfinished = True
 
     def _come_first(self, handler: Any) -> None:
         """Stand before the callbacks that send logs elsewhere. handler: the object that calls this one's methods"""
@@ -84,14 +106,42 @@ class TwellCallback(TrainerCallback):
             handler.callbacks.remove(self)
             handler.callbacks.insert(0, self)
 
-    def _new_log(self, out: Path) -> TrainingLog:
+    def _new_log(self, out: Path, step: int) -> TrainingLog:
+        """Begin the run, or continue it from a step on. Raises UserError if its model is another."""
         assert self.watch is not None
         loaded = self.watch.loaded
         options = CaptureOptions(model=loaded.name, text=("training",), out=out, loss=False, timings=0)
         manifest = new_manifest(loaded, options, ["training"])
-        manifest.training = {"recipe": {"trainer": "transformers.Trainer", "counted": f"one step in {self.every}"}}
+        counted = f"one step in {self.every}"
+        goes_on = step > 0 and _holds_training(out)
+        if goes_on:
+            earlier = open_run(out).manifest
+            if (earlier.layers, earlier.d_ff) != (manifest.layers, manifest.d_ff):
+                raise UserError(
+                    f"Expected the model of {out}, with {earlier.layers} layers of {earlier.d_ff} neurons, got "
+                    f"{manifest.layers} of {manifest.d_ff}: choose another folder for this training."
+                )
+            known = (earlier.training or {}).get(SAVED, {})
+            saved = {at: values for at, values in known.items() if int(at) <= step}
+        else:
+            saved, counted = {}, counted + f", from step {step} on" * (step > 0)
+        manifest.training = {"recipe": {"trainer": TRAINER, "counted": counted}, SAVED: saved}
         manifest.kernel = dict(OWN_CODE)
-        return TrainingLog(out, manifest, RankShare(), 0)
+        log = TrainingLog(out, manifest, RankShare(), step if goes_on else 0)
+        last = log.rows[-1] if log.rows else {"tokens": 0, "seconds": 0.0}  # where nothing is known of the checkpoint
+        tokens, seconds = saved.get(str(step), (last["tokens"], last["seconds"]))
+        self._before = (int(tokens), float(seconds))
+        return log
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Keep what a training that goes on from this checkpoint begins with."""
+        if self.watch is not None and self._log is not None:
+            self._log.record[SAVED][str(state.global_step)] = self._tokens_and_seconds()
+            self._log.write()
+
+    def _tokens_and_seconds(self) -> tuple[int, float]:
+        assert self.watch is not None
+        return self._before[0] + int(self.watch.tracker.tokens), self._before[1] + time.monotonic() - self._began
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count this step, if it is its turn."""
@@ -131,14 +181,14 @@ class TwellCallback(TrainerCallback):
 
     def _row(self, state: Any, logs: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
         assert self.watch is not None
-        now, tokens = time.monotonic(), int(self.watch.tracker.tokens)
-        before, self._last = self._last, (now - self._evaluating, tokens)
+        now, (tokens, seconds) = time.monotonic(), self._tokens_and_seconds()
+        before, self._last = self._last, (now - self._evaluating, tokens - self._before[0])
         layers = range(self.watch.loaded.layers)
         row = {
             "step": state.global_step,
             "tokens": tokens,
-            "seconds": now - self._began,
-            "tokens_per_second": (tokens - before[1]) / max(self._last[0] - before[0], 1e-9),
+            "seconds": seconds,
+            "tokens_per_second": (self._last[1] - before[1]) / max(self._last[0] - before[0], 1e-9),
             "total_steps": state.max_steps,
             "loss": float(logs["loss"]),
             "l1": float("nan"),
@@ -162,6 +212,7 @@ class TwellCallback(TrainerCallback):
             watched.__exit__(None, None, None)
         if log is not None and complete:
             log.finish(status=COMPLETE)
+            self._unfinished = False
         elif log is not None:
             log.interrupt()
 

@@ -39,7 +39,20 @@ class Reporter(TrainerCallback):
         time.sleep(SLOW)
 
 
-def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback, padding: int | None = None) -> Trainer:
+class Stop(TrainerCallback):
+    """Ends a training after a step, as Ctrl-C does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def trainer_of(
+    model: Any, folder: Path, *callbacks: TrainerCallback, padding: int | None = None, save_steps: int | None = None
+) -> Trainer:
     """Return a trainer of STEPS steps of two sequences, which logs every EVERY steps and evaluates in between.
 
     padding: how many columns at the end of each sequence are padding, by an attention mask; None: no mask
@@ -49,7 +62,8 @@ def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback, padding: i
     if padding is not None:
         data = [{**one, "attention_mask": (torch.arange(12) < 12 - padding).long()} for one in data]
     args = TrainingArguments(
-        output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=2, logging_steps=EVERY, save_strategy="no",
+        output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=2, logging_steps=EVERY,
+        save_strategy="no" if save_steps is None else "steps", save_steps=save_steps or 500,
         eval_strategy="steps", eval_steps=3, report_to=[], disable_tqdm=True, use_cpu=True, learning_rate=1e-2,
     )  # fmt: skip
     return Trainer(model, args, train_dataset=data, eval_dataset=data[:2], callbacks=list(callbacks))
@@ -104,14 +118,8 @@ def test_a_step_in_several(tiny: Path, load_object: Callable[..., Any], tmp_path
     model, reporter = load_object(tiny, torch.float32), Reporter()
     before = [(name, id(p), p.data_ptr(), p.stride()) for name, p in model.named_parameters()]
     callback = TwellCallback(every=3)
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 5:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        trainer_of(model, tmp_path, reporter, callback, Stop()).train()
+        trainer_of(model, tmp_path, reporter, callback, Stop(5)).train()
     assert [logs["twell/tokens"] for logs in reporter.logs if "twell/tokens" in logs] == [2 * 11, 2 * 11]
     callback.close()
     assert not any("forward" in vars(module) or module._forward_hooks for module in model.modules())
@@ -141,10 +149,64 @@ def test_every_log_has_its_row(tiny: Path, load_object: Callable[..., Any], tmp_
     assert [logs["twell/tokens"] for logs in reporter.logs if "twell/tokens" in logs] == [2 * 11] * 3
 
 
+@pytest.mark.parametrize("save_steps", [2, 3])
+def test_a_resumed_training_goes_on_in_its_run(
+    tiny: Path, load_object: Callable[..., Any], tmp_path: Path, save_steps: int
+) -> None:
+    """From a checkpoint that a log's row belongs to, or from one between two: as if it had never stopped."""
+
+    def trainer(folder: str, *others: TrainerCallback) -> Trainer:
+        callback = TwellCallback(every=1, out=tmp_path / f"{folder}-run")
+        model = load_object(tiny, torch.float32)
+        return trainer_of(model, tmp_path / folder, callback, *others, save_steps=save_steps)
+
+    trainer("whole").train()
+    with pytest.raises(KeyboardInterrupt):
+        trainer("stopped", Stop(5)).train()
+    gc.collect()  # the callback gives the folder back
+    before = training_steps(open_run(tmp_path / "stopped-run"))["seconds"]
+    trainer("stopped").train(resume_from_checkpoint=str(tmp_path / f"stopped/checkpoint-{4 if save_steps == 2 else 3}"))
+    whole, resumed = (open_run(tmp_path / f"{name}-run") for name in ("whole", "stopped"))
+    assert resumed.manifest.status == "complete"
+    steps, expected = training_steps(resumed), training_steps(whole)
+    assert steps["step"].tolist() == [2, 4, 6] and steps["tokens"].tolist() == [48, 96, 144]
+    assert steps["seconds"].is_monotonic_increasing and steps["seconds"][0] == before[0]
+    alike = [0, 1, 2] if save_steps == 2 else [0, 2]  # the row of step 4 is of what came after the checkpoint alone
+    np.testing.assert_allclose(steps["nnz"][alike], expected["nnz"][alike])
+    with pytest.raises(UserError, match="already holds a run"):
+        trainer("stopped").train()
+
+
+def test_a_training_of_another_model_is_not_gone_on_with(small: Any, tiny: Path, tmp_path: Path) -> None:
+    state = SimpleNamespace(is_world_process_zero=True, global_step=4)
+    callback = TwellCallback(out=tmp_path / "run")
+    callback.on_train_begin(None, SimpleNamespace(**vars(state) | {"global_step": 0}), None, model=small)
+    callback.close()
+    other = type(small)(type(small.config)(**{**small.config.to_dict(), "intermediate_size": 40}))
+    with pytest.raises(UserError, match=r"Expected the model of .*, got .* of 40: choose another folder"):
+        TwellCallback(out=tmp_path / "run").on_train_begin(None, state, None, model=other)
+    assert not any(module._forward_hooks for module in other.modules())
+    callback.on_train_begin(None, state, None, model=small)  # its own it goes on with
+    callback.close()
+
+
+def test_a_trainer_that_looks_for_a_batch_that_fits_begins_anew(small: Any, tmp_path: Path) -> None:
+    """It calls `on_train_begin` again after running out of memory; no other training may take the folder."""
+    state, callback = SimpleNamespace(is_world_process_zero=True, global_step=0), TwellCallback(out=tmp_path / "run")
+    looks, other = (SimpleNamespace(auto_find_batch_size=finds) for finds in (True, False))
+    callback.on_train_begin(looks, state, None, model=small)
+    callback.on_train_begin(looks, state, None, model=small)
+    with pytest.raises(UserError, match="already holds a run"):
+        callback.on_train_begin(other, state, None, model=small)
+    with pytest.raises(UserError, match="already holds a run"):
+        TwellCallback(out=tmp_path / "run").on_train_begin(looks, state, None, model=small)
+
+
 def test_one_process_writes_the_run(small: Any, tmp_path: Path) -> None:
     for is_first in (False, True):
         callback = TwellCallback(out=tmp_path / "run")
-        callback.on_train_begin(None, SimpleNamespace(is_world_process_zero=is_first), None, model=small)
+        state = SimpleNamespace(is_world_process_zero=is_first, global_step=0)
+        callback.on_train_begin(None, state, None, model=small)
         assert (tmp_path / "run").exists() is is_first
         callback.close()
 
