@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from twell.analysis.compare import effective_groups, mean_counts, of_one_text, replicate_totals, same_sequences
+from twell.analysis.compare import of_one_text, same_sequences
 from twell.analysis.overview import overview
-from twell.analysis.statistics import jackknife_error, t_half, welch_degrees
+from twell.analysis.replicates import apart, effective_groups, mean_counts, replicate_totals, same_replicates
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -113,26 +113,20 @@ def compare_means(first: Run, run: Run) -> dict[str, float]:
     """Return how two runs' mean nnz over all layers differs, with 95 % intervals. Keys: mean, first; difference, low,
     high; ratio, ratio_low, ratio_high (by their logarithms)."""
     estimates, without, degrees = [], [], []
-    for one in (first, run):
-        sums = replicate_totals(one, ["layer"])
+    paired, totals = same_sequences(first, run), [replicate_totals(one, ["layer"]) for one in (first, run)]
+    for sums in same_replicates(*totals) if paired else totals:
         means, each = mean_counts(sums)
-        estimates.append(means.mean())
-        without.append(each.mean(axis=0))
-        degrees.append(effective_groups(sums) - 1)
-    paired = same_sequences(first, run)
-    result = {"mean": float(estimates[1]), "first": float(estimates[0])}
+        estimates.append(means.mean(keepdims=True))
+        without.append(each.mean(axis=0, keepdims=True))
+        degrees.append(float(effective_groups(sums).min()) - 1)
+    result = {"mean": float(estimates[1][0]), "first": float(estimates[0][0])}
     for scale, back, names in (
         (np.asarray, np.asarray, ("difference", "low", "high")),
         (np.log, np.exp, ("ratio", "ratio_low", "ratio_high")),
     ):
         with np.errstate(divide="ignore", invalid="ignore"):
-            a, b = map(scale, estimates)
-            rest_a, rest_b = map(scale, without)
-            if paired:
-                half = t_half(np.asarray(min(degrees))) * jackknife_error(b - a, rest_b - rest_a)
-            else:
-                errors = np.array([jackknife_error(a, rest_a), jackknife_error(b, rest_b)])
-                half = t_half(welch_degrees(errors, degrees)) * np.hypot(*errors)
-            ends = back([b - a, b - a - half, b - a + half])
+            a, b = ((scale(mean), scale(rest)) for mean, rest in zip(estimates, without, strict=True))
+            difference, half = apart(a, b, np.array(degrees)[:, None], paired)
+            ends = back(np.concatenate([difference, difference - half, difference + half]))
         result |= dict(zip(names, map(float, ends), strict=True))
     return result

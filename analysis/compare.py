@@ -22,10 +22,10 @@ import pandas as pd
 from pandas.api.types import is_float_dtype
 
 from twell.analysis.activity.layers import by_layer, counted_in
+from twell.analysis.replicates import apart, effective_groups, mean_counts, replicate_totals, same_replicates
 from twell.analysis.speed.ffn_speedup import caveats, ffn_speedup, layer_names
 from twell.analysis.speed.speedup import model_speedup
-from twell.analysis.statistics import effective, jackknife_error, t_half, welch_degrees
-from twell.analysis.summaries.read import open_summaries
+from twell.analysis.statistics import t_half, welch_degrees
 from twell.analysis.tokens.by_token import by_token
 from twell.analysis.tokens.paired import can_be_paired, paired_errors
 from twell.workbench.errors import Missing, UserError
@@ -43,6 +43,8 @@ SHOWN = {  # by column of the printed tables: its heading, with the unit, and ho
     "difference": ("difference", "{:+.2f}"),
     "low": ("95 % from", "{:+.2f}"),
     "high": ("to", "{:+.2f}"),
+    "ratio_low": ("ratio from", "{:.2f}"),
+    "ratio_high": ("to", "{:.2f}"),
 }
 
 
@@ -162,7 +164,8 @@ def _speed(run: Run) -> tuple[dict[str, float], str, str]:
 def compare_layers(runs: Sequence[Run]) -> pd.DataFrame:
     """Return the difference of mean nnz to the first run; a row a layer and run after the first. Columns: run; layer;
     first_layer (of the first run, that it is compared with: `paired_layers`); mean, first (mean nnz here and in the
-    first run); difference, low, high (95 %); ratio; paired (whether both ran the same sequences)."""
+    first run); difference, low, high (95 %); ratio, ratio_low, ratio_high (95 %, by its logarithm); paired (whether
+    both ran the same sequences). Ends are NaN where one group of documents, or hardly more, has tokens there."""
     return _against(runs, ["layer"])
 
 
@@ -194,15 +197,13 @@ def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
         partners = paired_layers(runs[0].layers, run.layers)
         totals, first = replicate_totals(run, keys), _renumbered(every, partners)
         shared = totals.index.intersection(first.index)
-        a, b = mean_counts(first.loc[shared]), mean_counts(totals.loc[shared])
-        difference, degrees = b[0] - a[0], np.minimum(effective_groups(first), effective_groups(totals)) - 1
-        if paired:
-            error = jackknife_error(difference, (b[1] - a[1]).T)
-        else:
-            errors = np.stack([jackknife_error(*each) for each in ((a[0], a[1].T), (b[0], b[1].T))])
-            each_degrees = [[effective_groups(sums) - 1] for sums in (first, totals)]
-            error, degrees = np.hypot(*errors), welch_degrees(errors, each_degrees)
-        half = t_half(degrees) * error
+        both = first.loc[shared], totals.loc[shared]
+        a, b = (mean_counts(sums) for sums in (same_replicates(*both) if paired else both))
+        degrees = np.stack([effective_groups(sums) - 1 for sums in both])
+        difference, half = apart(a, b, degrees, paired)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logarithm, log_half = apart((np.log(a[0]), np.log(a[1])), (np.log(b[0]), np.log(b[1])), degrees, paired)
+            ends = {f"ratio_{end}": np.exp(logarithm + sign * log_half) for end, sign in (("low", -1), ("high", 1))}
         piece = shared.to_frame(index=False)
         piece.insert(0, "run", run.name)
         piece.insert(2, "first_layer", piece["layer"].map(partners).astype(piece["layer"].dtype))
@@ -210,7 +211,7 @@ def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
             mean=b[0], first=a[0], difference=difference, low=difference - half, high=difference + half
         )
         with np.errstate(divide="ignore", invalid="ignore"):
-            pieces.append(piece.assign(ratio=b[0] / a[0], paired=paired))
+            pieces.append(piece.assign(ratio=b[0] / a[0], **ends, paired=paired))
     frame = pd.concat(pieces, ignore_index=True)
     frame.attrs = {"note": f"against {runs[0].name}; intervals from groups of documents, each left out once"}
     return frame
@@ -224,29 +225,6 @@ def _renumbered(totals: pd.DataFrame, partners: dict[int, int]) -> pd.DataFrame:
     renamed = kept.reset_index()
     renamed["layer"] = renamed["layer"].map(numbers).astype(layer.dtype)
     return renamed.set_index(totals.index.names)
-
-
-def replicate_totals(run: Run, keys: list[str]) -> pd.DataFrame:
-    """Return sums of tokens and nnz by key, a column pair a replicate; 0 where a replicate has no token there."""
-    rows = open_summaries(run).frame("position_bands")
-    rows = rows[rows["layer"] >= 0]
-    sums = rows.groupby([*keys, "replicate"])[["tokens", "nnz_sum"]].sum().unstack("replicate", fill_value=0)
-    return sums.astype(float)
-
-
-def effective_groups(sums: pd.DataFrame) -> float:
-    """Return the effective number of replicates."""
-    size = sums["tokens"].sum().to_numpy()
-    return float(effective(size.sum(), (size**2).sum()))
-
-
-def mean_counts(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean nnz [key], and the means without each replicate [key, replicate]."""
-    n, y = sums["tokens"].to_numpy(), sums["nnz_sum"].to_numpy()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = y.sum(axis=1) / n.sum(axis=1)
-        without = (y.sum(axis=1, keepdims=True) - y) / (n.sum(axis=1, keepdims=True) - n)
-    return mean, np.where(np.isfinite(without), without, mean[:, None])
 
 
 def same_sequences(a: Run, b: Run) -> bool:

@@ -145,6 +145,13 @@ def _phases_of(path: Path) -> set[int]:
     return {end for of_group in statistics for end in (of_group.min, of_group.max)}
 
 
+def _numbers(run: Run) -> str:
+    """Return which sequences a run has: numbers are left out where parts are, and where a beam had read no token."""
+    known = sorted(run.arrow("activity", ["sequence"])["sequence"].unique().to_pylist())
+    whole = not known or known == [*range(known[-1] + 1)]
+    return f"0 to {len(known) - 1}" if whole else f"{len(known)} of the numbers from {known[0]} to {known[-1]}"
+
+
 def passage(run: Run, sequence: int) -> pd.DataFrame:
     """Return the tokens of a sequence in order. Columns: position; token_id; flags; phase; loss (nats, of the next
     token as predicted here); surprisal (nats, of this token); nnz (sum over layers); nnz_LL. Missing if the run has no
@@ -156,7 +163,7 @@ def passage(run: Run, sequence: int) -> pd.DataFrame:
     rows = run.rows("activity", [("sequence", "=", sequence)]).to_pandas()
     rows = rows.sort_values("position", ignore_index=True)
     if rows.empty:
-        raise Missing(f"{run.name} holds no sequence {sequence}: it has 0 to {run.manifest.sequences - 1}.")
+        raise Missing(f"{run.name} holds no sequence {sequence}: it has {_numbers(run)}.")
     rows["loss"] = rows["loss"].astype("float64")
     rows["surprisal"] = rows["loss"].shift(1)
     names = nnz_columns(run.layers)

@@ -50,7 +50,8 @@ def position_fit(run: Run) -> pd.DataFrame:
     of position 0 over a); verdict: rises or no decay (by drop), else the best form: exponential, power law, two
     exponentials, either (none is better than the others for certain), or cannot be told (λ or k is at the end of the
     searched range: λ half a token to four times the longest sequence, k 0.02 to 8, and its interval then 0 to infinity;
-    or b is not above 0 for certain).
+    or b is not above 0 for certain; or one document alone, or hardly more, reaches the later half, so that the drop has
+    no interval).
     """
     summaries = open_summaries(run)
     rows = band_sums(summaries)
@@ -105,11 +106,15 @@ def _bands(run: Run, rows: dict[str, NDArray], positions: dict[str, NDArray]) ->
     with np.errstate(divide="ignore", invalid="ignore"):
         without = np.where(remaining > 0, (y.sum(axis=1, keepdims=True) - y) / remaining, 0.0)
     place = (position / tokens)[-1]  # every layer has the same tokens, and so the same mean positions
-    size = n[-1].sum(axis=1)
-    half = float(t_half(effective(size.sum(), (size**2).sum()) - 1))
     early, late = numbers < EARLY, place > place[-1] / 2
     drop, drop_error = _contrast(n, y, early, late)
-    return Bands(place, mean, tokens / variance, without, remaining / variance[:, None], drop, drop_error, half)
+    half, *halves = (
+        float(t_half(effective(size.sum(), (size**2).sum()) - 1))
+        for size in (n[-1][:, chosen].sum(axis=1) for chosen in (early | True, early, late))
+    )
+    drop_half = max(halves) if np.isfinite(halves).all() else float("nan")
+    weight, rest = tokens / variance, remaining / variance[:, None]
+    return Bands(place, mean, weight, without, rest, drop, drop_error, half, drop_half)
 
 
 def _contrast(n: NDArray, y: NDArray, early: NDArray, late: NDArray) -> tuple[NDArray, NDArray]:
@@ -156,8 +161,8 @@ def _fits(bands: Bands, starts: NDArray) -> dict[str, NDArray]:
         return {
             "bands": np.full(len(starts), number),
             "drop": bands.drop,
-            "drop_low": bands.drop - half * bands.drop_error,
-            "drop_high": bands.drop + half * bands.drop_error,
+            "drop_low": bands.drop - bands.drop_half * bands.drop_error,
+            "drop_high": bands.drop + bands.drop_half * bands.drop_error,
             "a": falling.a,
             "b": falling.b,
             "decay": np.exp(falling.rate),
@@ -214,7 +219,8 @@ def _verdicts(bands: Bands, scores: Scores, at_end: tuple[NDArray, NDArray], cer
     verdicts[clearly[0] & clearly[1]] = "two exponentials"
     ends = np.where(exponential_better, *at_end) & (verdicts != "two exponentials")
     verdicts[ends | ~np.where(exponential_better, *certain.values())] = "cannot be told"
-    reach = bands.half * bands.drop_error
-    verdicts[~(bands.drop > reach)] = "no decay"
+    reach = bands.drop_half * bands.drop_error
+    verdicts[bands.drop <= reach] = "no decay"
     verdicts[bands.drop < -reach] = "rises"
+    verdicts[np.isnan(reach)] = "cannot be told"
     return verdicts

@@ -118,10 +118,11 @@ def early_peak(run: Run) -> Answer:
     inside, outside = layers[middle], layers[~middle]
     certain = bool(inside["low"].max() > outside["high"].max())
     denied = bool(outside["low"].max() > inside["high"].max())
+    verdict = HOLDS if certain else IN_PART if middle[peak] else FAILS if denied else UNTOLD
     return Answer(
         f"layer {peak} fires most, {layers['mean'].max():.1f} neurons{shallow(run)}",
         f"at {100 * depth[peak]:.0f} % of the depth, {run.layers} layers",
-        HOLDS if certain else IN_PART if middle[peak] else FAILS if denied else UNTOLD,
+        verdict if layers["low"].notna().all() else UNTOLD,
         "the layer with the greatest mean nnz lies between 20 % and 50 % of the depth, its interval above those of all "
         "layers elsewhere; in part if their intervals meet; does not hold if one elsewhere lies above all of those",
         between(layers["low"][peak], layers["high"][peak]),
@@ -181,7 +182,9 @@ def falls_exponentially(run: Run) -> Answer:
     rows = position_fit(run)
     layers, total = rows[rows["layer"] >= 0], rows[rows["layer"] == -1].iloc[0]
     counted = layers["verdict"].value_counts()
-    verdicts = {"exponential": HOLDS, "rises": REVERSED, "no decay": FAILS, "cannot be told": IN_PART}
+    verdicts = {"exponential": HOLDS, "rises": REVERSED, "no decay": FAILS}
+    if np.isnan(total["drop_low"]):
+        verdicts["cannot be told"] = UNTOLD
     return Answer(
         f"over all layers: {total['verdict']}, λ {total['decay']:.0f} tokens "
         f"({between(total['decay_low'], total['decay_high'])}); by layer "

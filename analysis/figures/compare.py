@@ -51,7 +51,7 @@ def position_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     middle = np.where(band < 8, band, (band**2 + (band + 1) ** 2) / 16)
     ratios = frame.assign(position=np.maximum(middle, 0.5), first=band == 0, relative=frame["ratio"])
     for name in ("low", "high"):
-        ratios[name] = (frame["first"] + frame[name]) / frame["first"]
+        ratios[name] = frame[f"ratio_{name}"]
     ratios = ratios[np.isfinite(ratios["relative"]) & (frame["first"] > 0)]
     return ratios.rename(columns={"mean": "mean_nnz"})
 

@@ -58,7 +58,7 @@ def surprisal_bins(run: Run, of: Literal["next", "own"] = "next") -> pd.DataFram
     Returns:
         The columns of `analysis.surprisal`, and: layer_mean (the layer's mean nnz over all bins); loss (nats, where the
         bin is drawn: its middle; for the last bin, which is open, its lower end); relative, low, high (mean nnz over
-        layer_mean, with its 95 % interval).
+        layer_mean, with its 95 % interval, NaN where there is none).
     """
     frame = surprisal(run, of=of)
     tokens = frame["tokens"].groupby(frame["layer"]).sum()
@@ -69,7 +69,7 @@ def surprisal_bins(run: Run, of: Literal["next", "own"] = "next") -> pd.DataFram
         layer_mean=frame["layer"].map(nnz_sum / tokens.clip(lower=1)), loss=middle.where(~is_last, frame["loss_low"])
     )
     frame = frame[(frame["layer_mean"] > 0) & (frame["tokens"] > 0)].reset_index(drop=True)
-    ends = {name: frame[name].fillna(frame["nnz_mean"]) / frame["layer_mean"] for name in ("low", "high")}
+    ends = {name: frame[name] / frame["layer_mean"] for name in ("low", "high")}
     return frame.assign(relative=frame["nnz_mean"] / frame["layer_mean"], **ends)
 
 

@@ -43,7 +43,8 @@ def binned(frame: pd.DataFrame) -> pd.DataFrame:
     """Return `analysis.by_position` in geometric bins of positions, relative to the layer's mean past the first one.
 
     A bin's interval is the weighted mean of its positions' intervals. That is never too narrow, however the positions
-    of a sequence depend on each other: the standard error of a mean is at most the mean of the standard errors.
+    of a sequence depend on each other: the standard error of a mean is at most the mean of the standard errors. A bin
+    with a position that has no interval, as one document alone reaches it, has none.
 
     Args:
         frame: the rows of `analysis.by_position`.
@@ -58,7 +59,7 @@ def binned(frame: pd.DataFrame) -> pd.DataFrame:
     weight = frame["tokens"].to_numpy(float)
     sums = pd.DataFrame({"layer": frame["layer"], "bin": index, "first": frame["first"], "tokens": weight})
     for name in ("mean", "low", "high"):
-        sums[name] = frame[name].fillna(frame["mean"]) * weight
+        sums[name] = frame[name] * weight
     sums["log"] = np.log(np.maximum(frame["position"], 1)) * weight
     bins = (
         sums.groupby(["layer", "bin"])
@@ -66,8 +67,8 @@ def binned(frame: pd.DataFrame) -> pd.DataFrame:
             first=("first", "any"),
             tokens=("tokens", "sum"),
             mean=("mean", "sum"),
-            low=("low", "sum"),
-            high=("high", "sum"),
+            low=("low", known_sum),
+            high=("high", known_sum),
             log=("log", "sum"),
         )
         .reset_index()
@@ -84,6 +85,11 @@ def binned(frame: pd.DataFrame) -> pd.DataFrame:
     bins["relative"], bins["position"] = bins["mean"] / bins["layer_mean"], np.exp(bins["log"])
     bins[["low", "high"]] = bins[["low", "high"]].div(bins["layer_mean"], axis=0)
     return bins.drop(columns=["log", "bin"]).reset_index(drop=True)
+
+
+def known_sum(values: pd.Series) -> float:
+    """Return the sum of values, NaN where one is not known."""
+    return float(values.sum(skipna=False))
 
 
 def _with_fit(bins: pd.DataFrame, fits: pd.DataFrame) -> pd.DataFrame:

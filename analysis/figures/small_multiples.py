@@ -148,8 +148,9 @@ def _frames(corners: dict[int, tuple[float, float]], across: AxisScale, up: Axis
 def _curves(points: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the traces of each panel's line, of the interval under it, and of the fitted curve if there is one."""
     by_layer = [rows for _, rows in points.groupby("layer")]
-    wide = [p.dropna(subset=["low", "high"]) for p in by_layer]  # a panel of one document has no interval
-    bands = [([*p["x"], *p["x"][::-1]], [*p["high"], *p["low"][::-1]]) for p in wide]
+    bands = [
+        ([*p["x"], *p["x"][::-1]], [*p["high"], *p["low"][::-1]]) for rows in by_layer for p in _with_interval(rows)
+    ]
     fill = {"line": {"width": 0}, "fill": "toself", "fillcolor": "rgba(47, 126, 216, 0.2)", "hoveron": "points"}
     line = _lines(((p["x"], p["relative"]) for p in by_layer), line={"color": BLUE, "width": 1.6})
     line |= {"text": [hover for p in by_layer for hover in (*p["hover"], None)], "hoverinfo": "text"}
@@ -158,6 +159,12 @@ def _curves(points: pd.DataFrame) -> list[dict[str, Any]]:
         dashed = {"color": WORDS, "width": 1.6, "dash": "dash"}
         traces.append(_lines(((p["x"], p["fit"]) for p in by_layer if p["fit"].notna().all()), line=dashed))
     return traces
+
+
+def _with_interval(points: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return the stretches of a panel's points that have an interval: a place that one document tells of has none."""
+    known = points[["low", "high"]].notna().all(axis=1)
+    return [rows for _, rows in points[known].groupby((known != known.shift()).cumsum()[known])]
 
 
 def _firsts(points: pd.DataFrame) -> list[dict[str, Any]]:

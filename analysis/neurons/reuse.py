@@ -5,8 +5,9 @@
 
 Both decide what caching or offloading weights can save: a cache of the neurons of the last w tokens serves the share of
 firings that `reuse_cache` tells, and holds as many neurons as it tells. Beside them stands the share that a token
-somewhere else in the text has in common. From the sample of firings (--fired), within sequences. Cost: 0.2 s for 10 000
-tokens of 100 firings, in each layer.
+somewhere else in the text has in common. From the sample of firings (--fired), within sequences; a window is known
+where all of its tokens are in the sample, which is hardly ever so where it holds a share of them (--fired 3:0.1). Cost:
+0.2 s for 10 000 tokens of 100 firings, in each layer.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ def reuse(run: Run, lags: Sequence[int] = LAGS) -> pd.DataFrame:
 def reuse_cache(run: Run, windows: Sequence[int] = WINDOWS) -> pd.DataFrame:
     """Return what a cache of the neurons of the last tokens would serve; a row a layer and window. Columns:
 
-    layer; window (tokens); neurons (different ones that they fired, mean); tokens (that have so many before them);
-    served, low, high (share of a token's firings that are among these, 95 % by documents). Flagged tokens count too.
+    layer; window (tokens); neurons (different ones that they fired, mean); tokens (that have so many before them, all
+    of them in the sample); served, low, high (share of a token's firings that are among these, 95 % by documents).
+    Flagged tokens count too. Missing where no window of any layer is known.
     """
     pieces = []
     for layer in _layers(run):
@@ -64,7 +66,8 @@ def reuse_cache(run: Run, windows: Sequence[int] = WINDOWS) -> pd.DataFrame:
         unit, total, key = _units(run, places), np.diff(matrix.indptr), _keys(places)
         row, before, after = _gaps(matrix, key)
         for window in sorted(windows):
-            _, later = _pairs(places, window)
+            earlier, later = _pairs(places, window)
+            later = later[later - earlier == window]  # whose window is whole: what was not kept may have fired as well
             if not len(later):
                 continue
             both = np.bincount(row[before <= window], minlength=len(places))[later]
@@ -75,6 +78,11 @@ def reuse_cache(run: Run, windows: Sequence[int] = WINDOWS) -> pd.DataFrame:
             neurons = float((ends - here[row]).sum() / len(later))
             served = {"served": share["shared"], "low": share["low"], "high": share["high"]}
             pieces.append({"layer": layer, "window": window, "neurons": neurons, "tokens": len(later), **served})
+    if not pieces:
+        raise Missing(
+            f"The sample of firings of {run.name} holds no token with all of the {min(windows)} before it: keep all "
+            "tokens of a layer, with --fired LAYER and no share."
+        )
     return _table(run, pieces)
 
 

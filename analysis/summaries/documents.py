@@ -122,7 +122,10 @@ def documents_of(rows: pa.Table) -> Documents:
     _, first, number = np.unique(key, return_index=True, return_inverse=True)
     documents, lengths = np.bincount(source[first], minlength=len(names)), np.bincount(number)
     few = (documents < FEW)[source]
-    block = np.where(few, (sequence - sequence[first][number]) // BLOCK, 0)
+    order = np.argsort(number, kind="stable")  # a document's sequences may lie apart: branches of a beam search do
+    rank = np.empty(len(number), np.int64)
+    rank[order] = np.arange(len(number)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    block = np.where(few, rank // BLOCK, 0)
     cut = np.unique(source[few & (lengths[number] > BLOCK)])
     _, opening, cluster = np.unique(number * 2**32 + block, return_index=True, return_inverse=True)
     in_order = np.argsort(np.argsort(opening))

@@ -194,7 +194,7 @@ def scanning(run: Run) -> AbstractContextManager[None]:
 def interval_note(*runs: Run) -> str:
     """Return what the bands of a figure show, or why there are none."""
     if all(run.manifest.sequences > 1 for run in runs):
-        return "bands are 95 % intervals"
+        return "bands are 95 % intervals, with none where a single document tells"
     return "a single sequence gives no intervals"
 
 

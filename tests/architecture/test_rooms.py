@@ -46,7 +46,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"statistics", "memo", "left_out"},
         {"engines"},
         {"summaries"},
-        {"activity", "training", "ablations"},
+        {"activity", "training", "ablations", "replicates"},
         {"tokens", "speed"},
         {"neurons"},
         {"claims"},

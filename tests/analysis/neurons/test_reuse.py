@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support import synthetic_probes
 from support.clusters import drawn_interval
 
 from twell.analysis import firing_clusters, reuse, reuse_cache
 from twell.analysis.neurons import reuse as module
+from twell.analysis.neurons.coactivation import fired_csr
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
@@ -42,18 +44,33 @@ def test_shared_with_an_earlier_token(run: Run, sets: dict[tuple[int, int], set[
     assert ((other["shared"] > 0) & (other["shared"] < 1)).all()
 
 
-def test_served_by_a_cache(run: Run, sets: dict[tuple[int, int], set[int]]) -> None:
-    table = reuse_cache(run, windows=(4, 8))
-    for row in table[table["layer"] == table["layer"].min()].itertuples():
+def test_served_by_a_cache(made: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A token counts where the whole window before it is in the sample: here all tokens but each seventh one are."""
+    monkeypatch.setattr(synthetic_probes, "SAMPLED", 1)
+    run = made.make(tmp_path / "whole", sequences=8, parts=1, fired=True)
+    matrix, places = fired_csr(run, 0)
+    kept = np.arange(len(places)) % 7 > 0
+    monkeypatch.setattr(module, "fired_csr", lambda run, layer: (matrix[kept], places[kept].reset_index(drop=True)))
+    tokens = zip(places[kept].itertuples(), matrix[kept], strict=True)
+    sets = {(place.sequence, place.position): set(row.indices) for place, row in tokens}
+    table = reuse_cache(run, windows=(1, 4, 8))
+    assert table.loc[table["layer"] == 0, "window"].tolist() == [1, 4]  # no eight in a row are in the sample
+    for row in table[table["layer"] == 0].itertuples():
         served, total, sizes = 0, 0, []
         for (s, p), each in sets.items():
-            if (s, p - row.window) not in sets:
-                continue
-            union = set().union(*(sets.get((s, p - back), set()) for back in range(1, row.window + 1)))
-            served, total = served + len(each & union), total + len(each)
-            sizes.append(len(union))
+            window = [(s, p - back) for back in range(1, row.window + 1)]
+            if all(place in sets for place in window):
+                union = set().union(*(sets[place] for place in window))
+                served, total = served + len(each & union), total + len(each)
+                sizes.append(len(union))
         assert (row.tokens, row.neurons) == (len(sizes), pytest.approx(np.mean(sizes)))
         assert row.served == pytest.approx(served / total)
+
+
+def test_no_cache_is_known_of_single_tokens(run: Run) -> None:
+    """Each fourth token is in the sample: what fired in between was not kept."""
+    with pytest.raises(Missing, match=r"no token with all of the 1 before it: keep all tokens"):
+        reuse_cache(run)
 
 
 def test_neurons_that_fire_together_are_one_cluster(

@@ -52,6 +52,15 @@ def test_long_documents_of_a_small_source_are_cut_into_blocks() -> None:
     assert many.cut == ()
 
 
+def test_sequences_of_a_document_may_lie_apart() -> None:
+    """As branches of a beam search do: a block is so many of the document's own, whatever their numbers are."""
+    apart = table([BLOCK, BLOCK + 1])
+    numbers = np.concatenate([2 * np.arange(BLOCK), 2 * np.arange(BLOCK + 1) + 1])
+    documents = documents_of(apart.set_column(0, "sequence", pa.array(numbers)))
+    assert rows(documents, [*range(2 * BLOCK), 2 * BLOCK + 1])["cluster"] == [0, 1] * BLOCK + [2]
+    assert documents.cut == ("a",)
+
+
 def test_sources_are_told_apart() -> None:
     both = pa.concat_tables([table([2, 2]), table([1, 2], "b", first=4)])
     columns = rows(documents_of(both), np.arange(7))
