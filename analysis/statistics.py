@@ -255,15 +255,15 @@ def shrink(mean: NDArray, error: NDArray) -> tuple[NDArray, NDArray]:
     with many means it is small.
     """
     variance = error**2
+    if not np.ptp(mean):  # no difference to shrink, and with errors of 0 no weights
+        return mean.copy(), np.zeros_like(variance)
 
     def pooled(between: float) -> tuple[float, float]:
         weight = 1 / (variance + between)
         centre = float((weight * mean).sum() / weight.sum())
         return centre, float((weight * (mean - centre) ** 2).sum()) - (len(mean) - 1)
 
-    low, high = 0.0, float(np.ptp(mean) ** 2) + 1e-12
-    if pooled(0.0)[1] <= 0:
-        high = 0.0
+    low, high = 0.0, 0.0 if pooled(0.0)[1] <= 0 else float(np.ptp(mean) ** 2) + 1e-12
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if pooled(middle)[1] > 0 else (low, middle)

@@ -161,12 +161,25 @@ def lines(table: pd.DataFrame) -> list[str]:
     return [head, *rows, *_notes(table)]
 
 
+def by_tokens(table: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return the rows of `effects` for each set of tokens that conditions were measured on.
+
+    Studies of other texts, and conditions under which the loss of a document is not finite, have other tokens, and so
+    another untouched loss: what is compared, or drawn as a line, has to be of one set.
+    """
+    return [rows for _, rows in table.groupby(["tokens", "documents", "base"], sort=False, dropna=False)]
+
+
 def _notes(table: pd.DataFrame) -> list[str]:
     """Return a line of text for each set of tokens that conditions were measured on, with the untouched loss on it."""
-    sets = list(table.groupby(["tokens", "documents", "base"], sort=False, dropna=False))
+    sets = by_tokens(table)
     notes = []
-    for (tokens, documents, base), rows in sets:
+    for rows in sets:
+        first = rows.iloc[0]
         others = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
-        of = f", for {rows['condition'].iloc[0]}{others}" if len(sets) > 1 else ""
-        notes.append(f"  untouched {base:.4f} nats on {tokens:,} predicted tokens of {documents:,} documents{of}")
+        of = f", for {first['condition']}{others}" if len(sets) > 1 else ""
+        notes.append(
+            f"  untouched {first['base']:.4f} nats on {first['tokens']:,} predicted tokens of "
+            f"{first['documents']:,} documents{of}"
+        )
     return notes

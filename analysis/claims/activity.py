@@ -132,6 +132,8 @@ def early_peak(run: Run) -> Answer:
 def longest_row(run: Run) -> Answer:
     """Check that the fullest token fires at least 100 times the mean nnz of all layers."""
     layers = _layers_for_verdict(run)
+    if not layers["mean"].any():
+        raise Missing("No neuron fires on any counted token: there is no mean to compare the fullest token with.")
     most, mean = layers["max"], layers["mean"].mean()
     worst = int(most.to_numpy().argmax())
     ratio = most.max() / mean
@@ -178,7 +180,9 @@ def first_fires_more(run: Run) -> Answer:
 
 def falls_exponentially(run: Run) -> Answer:
     """Check that nnz falls along the sequence, over all layers, and as an exponential rather than in another form."""
-    _layers_for_verdict(run)
+    layers = _layers_for_verdict(run)
+    if not layers["mean"].any():
+        raise Missing("No neuron fires on any counted token: nothing can fall along the sequence.")
     rows = position_fit(run)
     layers, total = rows[rows["layer"] >= 0], rows[rows["layer"] == -1].iloc[0]
     counted = layers["verdict"].value_counts()

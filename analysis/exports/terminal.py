@@ -104,6 +104,7 @@ def token_lines(run: Run, words: bool = False, rows: int = 12, min_count: int = 
     yield f"they fire (of {spelled(run.manifest.widths)}; mean over {run.layers} layers{errors})"
     ends = [("most", table.head(rows))]
     ends += [("fewest", table.iloc[max(rows, len(table) - rows) :])] if len(table) > rows else []
+    longest = table["mean"].iloc[0] or 1.0  # where nothing fires, no bar has a length
     widest = max(len(_quoted(text)) for _, end in ends for text in end[name])
     for which, end in ends:
         yield f"\n{which}:"
@@ -111,7 +112,7 @@ def token_lines(run: Run, words: bool = False, rows: int = 12, min_count: int = 
             error = row.get("mean_se", np.nan)
             spread = "" if np.isnan(error) else f"± {error:.2g}"
             line = f"  {row['mean']:>7,.1f} {spread:<8} {row['count']:>9,} ×  {_quoted(row[name]):<{widest}}"
-            yield f"{line}  {_bar(row['mean'] / table['mean'].iloc[0])}".rstrip()
+            yield f"{line}  {_bar(row['mean'] / longest)}".rstrip()
 
 
 def _quoted(text: str) -> str:

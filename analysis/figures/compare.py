@@ -16,6 +16,7 @@ from twell.analysis.compare import compare_layers, compare_positions, compare_ru
 from twell.analysis.figures.labels import number, percent, signed, times
 from twell.analysis.figures.small_multiples import small_multiples
 from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GREY, dots, finish, layer_axis, spans
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 OTHERS = (AMBER, GREY, "#3a9e7d", "#a05fc4", "#c4504f")  # of trainings beside the one that is shown
@@ -45,7 +46,7 @@ def position_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     Returns:
         The rows with a finite ratio, and more columns: position (the middle of the band); relative, low, high (the
         ratio with its interval); first (whether the band is position 0, in place of the first run's mean). `mean` is
-        named mean_nnz.
+        named mean_nnz. Raises Missing where none is above 0.
     """
     band = frame["band"].to_numpy(float)
     middle = np.where(band < 8, band, (band**2 + (band + 1) ** 2) / 16)
@@ -53,6 +54,8 @@ def position_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     for name in ("low", "high"):
         ratios[name] = frame[f"ratio_{name}"]
     ratios = ratios[np.isfinite(ratios["relative"]) & (frame["first"] > 0)]
+    if not ratios["relative"].any():  # a logarithmic axis has no place for 0 alone
+        raise Missing("One of these runs fires no neuron, so that their mean nnz has no ratio at any position.")
     return ratios.rename(columns={"mean": "mean_nnz"})
 
 

@@ -16,6 +16,7 @@ from twell.analysis.activity.surprisal import surprisal
 from twell.analysis.figures.labels import fixed, number, number_range, percent, whole
 from twell.analysis.figures.small_multiples import small_multiples
 from twell.analysis.figures.style import BLUE, GREY, ZERO, finish, layer_axis, panel_title, zero_log_axis
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 BINS = 43  # of nnz, at most; geometric, so that the lowest ones hold one count each
@@ -58,7 +59,7 @@ def surprisal_bins(run: Run, of: Literal["next", "own"] = "next") -> pd.DataFram
     Returns:
         The columns of `analysis.surprisal`, and: layer_mean (the layer's mean nnz over all bins); loss (nats, where the
         bin is drawn: its middle; for the last bin, which is open, its lower end); relative, low, high (mean nnz over
-        layer_mean, with its 95 % interval, NaN where there is none).
+        layer_mean, with its 95 % interval, NaN where there is none). Raises Missing if no layer has any nnz.
     """
     frame = surprisal(run, of=of)
     tokens = frame["tokens"].groupby(frame["layer"]).sum()
@@ -69,6 +70,8 @@ def surprisal_bins(run: Run, of: Literal["next", "own"] = "next") -> pd.DataFram
         layer_mean=frame["layer"].map(nnz_sum / tokens.clip(lower=1)), loss=middle.where(~is_last, frame["loss_low"])
     )
     frame = frame[(frame["layer_mean"] > 0) & (frame["tokens"] > 0)].reset_index(drop=True)
+    if frame.empty:
+        raise Missing(f"{run.name} fires no neuron on tokens that have a loss: nothing to compare the loss with.")
     ends = {name: frame[name] / frame["layer_mean"] for name in ("low", "high")}
     return frame.assign(relative=frame["nnz_mean"] / frame["layer_mean"], **ends)
 

@@ -25,7 +25,7 @@ def position_bins(run: Run) -> pd.DataFrame:
 
     Columns: those of `binned`, and fit (the fitted exponential, relative to the same mean; NaN in layers that it does
     not describe). `fit` is missing if the run is too short for one. Raises Missing if the run holds no unflagged token
-    past the first of a sequence.
+    past the first of a sequence, or fires nothing there.
     """
     positions = by_position(run)
     if positions["first"].all():
@@ -33,6 +33,8 @@ def position_bins(run: Run) -> pd.DataFrame:
             f"{run.name} holds no unflagged token past the first of a sequence, so there is no mean to compare with."
         )
     bins = binned(positions)
+    if bins.empty:
+        raise Missing(f"{run.name} fires no neuron past the first position, so there is no mean to compare with.")
     try:
         return _with_fit(bins, position_fit(run))
     except Missing:

@@ -93,6 +93,8 @@ def _gaps(matrix: csr_matrix, key: NDArray) -> tuple[NDArray, NDArray, NDArray]:
     """
     by_neuron = matrix.tocsc()
     row, neuron = by_neuron.indices, np.repeat(np.arange(matrix.shape[1]), np.diff(by_neuron.indptr))
+    if not len(row):  # nothing fired
+        return row, row, row
     apart = np.where(np.diff(neuron) == 0, np.diff(key[row]), FAR)
     apart = np.minimum(apart, FAR)
     return row, np.concatenate([[FAR], apart]), np.concatenate([apart, [FAR]])

@@ -13,10 +13,12 @@ from twell.analysis.ablations.allocation import summary
 from twell.analysis.figures.ablation.effects import (
     MOST,
     curve_rows,
+    curve_sets,
     effect_by_density,
     layer_rows,
     loss_by_layer,
     loss_by_share,
+    of_tokens,
     share_by_layer,
 )
 from twell.app.jobs.runner import model_of
@@ -29,17 +31,25 @@ from twell.workbench.run.store import Run
 
 
 def curves(run: Run) -> None:
-    """Draw the loss against what is left."""
-    rows = fetch(run, curve_rows)
-    first = rows.iloc[0]
-    widgets.heading(
-        "Loss by what is left",
-        f"Change from {number(first['base'])} nats a token with nothing taken away; the same "
-        f"{plural(int(first['tokens']), 'token')} of {plural(int(first['documents']), 'document')} under every "
-        "condition; bars: 95 % by document. Grey: the controls, taken away at random.",
-        query(run, curve_rows),
-    )
-    widgets.draw(loss_by_share(rows), "ablation-curves", "Loss by the share of firings that is left", wide=True)
+    """Draw the loss against what is left: a figure for each set of tokens that it was measured on."""
+    sets = curve_sets(fetch(run, curve_rows))
+    for place, rows in enumerate(sets):
+        result, others = query(run, curve_rows), ""
+        if len(sets) > 1:
+            result = result.then(of_tokens, place)
+            others = f" Figure {place + 1} of {len(sets)}, each of other tokens, so that their points do not compare."
+        number_of = f"-{place}" if place else ""  # in the keys
+        first = rows.iloc[0]
+        widgets.heading(
+            "Loss by what is left",
+            f"Change from {number(first['base'])} nats a token with nothing taken away; the same "
+            f"{plural(int(first['tokens']), 'token')} of {plural(int(first['documents']), 'document')} under every "
+            f"condition; bars: 95 % by document. Grey: the controls, taken away at random.{others}",
+            result,
+            key=f"loss-by-what-is-left{number_of}",
+        )
+        figure, alt = loss_by_share(rows), "Loss by the share of firings that is left"
+        widgets.draw(figure, f"ablation-curves{number_of}", alt, wide=True)
 
 
 def layers(run: Run) -> None:

@@ -46,7 +46,7 @@ def highlights(run: Run) -> list[Highlight]:
 def _tokens(run: Run) -> str:
     """Return the three words that fire most neurons and the three that fire fewest, as page Tokens ranks them."""
     frame = _ranked_words(run)
-    if len(frame) < 6:
+    if len(frame) < 6 or not frame["mean"].any():
         return ""
 
     def links(rows: pd.DataFrame) -> str:
@@ -70,6 +70,8 @@ def _ranked_words(run: Run) -> pd.DataFrame:
 def _layers(run: Run) -> str:
     """Return the layers with the most and the fewest neurons per token."""
     frame = fetch(run, analysis.by_layer)
+    if not frame["mean"].any():
+        return f"No neuron of any layer fires on any of {plural(frame['tokens'].max(), 'counted token')}."
     high, low = frame.loc[frame["mean"].idxmax()], frame.loc[frame["mean"].idxmin()]
     return (
         f"Layer {high['layer']:.0f} fires the most neurons: {number(high['mean'])} per token, "
@@ -117,6 +119,8 @@ def _positions(run: Run) -> str:
 def _surprisal(run: Run) -> str:
     """Return the range over layers of the correlation between nnz and the next token's loss."""
     frame = fetch(run, CORRELATION)
+    if frame["spearman"].isna().all():  # as where nothing fires
+        return ""
     strongest = frame.loc[frame["spearman"].abs().idxmax()]
     low, high = fixed(strongest["low"]), fixed(strongest["high"])
     interval = f"95{SPACE}% {low} to {high}, " if pd.notna(strongest["low"]) else ""  # a run of one document has none
@@ -203,8 +207,13 @@ def _bars(page: str, bars: list[tuple[str, float]], name: str) -> str:
         page: the page.
         bars: the label and the value of each.
         name: what the picture shows, for readers who do not see it and above it for those who do.
+
+    Raises Missing where no bar has a value, as along the sequence where nothing fires.
     """
-    largest = max((value for _, value in bars if value == value), default=0.0) or 1.0
+    values = [value for _, value in bars if value == value]
+    if not values:
+        raise Missing("There is nothing to draw.")
+    largest = max(values) or 1.0
     cells = "".join(
         f'<i title="{html.escape(label, quote=True)}" style="height:{100 * max(value, 0) / largest:.0f}%"></i>'
         for label, value in bars

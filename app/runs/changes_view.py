@@ -13,7 +13,7 @@ from twell import analysis
 from twell.analysis.changes import headline_changes
 from twell.analysis.figures.compare import layer_labels
 from twell.app.ui import widgets
-from twell.app.ui.formatting import SPACE, layer_width, number, percent, signed, times, typeset
+from twell.app.ui.formatting import SPACE, layer_width, number, percent, plural, signed, times, typeset
 from twell.app.ui.query import query_with_others
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -76,15 +76,18 @@ def lead(runs: tuple[Run, Run], frame: pd.DataFrame) -> str:
 
 
 def most_changed_layer(frame: pd.DataFrame) -> str:
-    """Return in a sentence which layer's mean nnz changed most, in neurons a token, and which least: of those whose
-    interval leaves 0 out, or of all where the runs tell no interval. frame: rows of `compare_layers`"""
+    """Return in a sentence which layer's mean nnz changed most, in neurons a token, and which least.
+
+    Where some intervals leave 0 out and others do not, it is of the first alone, and says how many the others are: a
+    change that may be none has no place in an order of sizes. frame: rows of `compare_layers`
+    """
     clear = (frame["low"] > 0) | (frame["high"] < 0)
     if frame["low"].notna().any() and not clear.any():
         return "No layer's nnz changed by more than chance may."
     named = frame.assign(label=layer_labels(frame))
     among = named[clear] if clear.any() else named.dropna(subset="difference")
     size = among["difference"].abs()
-    if len(among) < 2:
+    if len(named) < 2 or among.empty:
         return ""
 
     def told(row: pd.Series) -> str:
@@ -92,6 +95,13 @@ def most_changed_layer(frame: pd.DataFrame) -> str:
         return f"by {signed(row['difference'])} neurons a token{ratio}"
 
     most, least = among.loc[size.idxmax()], among.loc[size.idxmin()]
+    if clear.any() and not clear.all():
+        which = f"the {len(among)} layers whose" if len(among) > 1 else "all layers, the only one whose"
+        rest = len(named) - len(among)
+        return (
+            f"{most['label']} changed most of {which} change can be told from none, {told(most)}; in the other "
+            f"{plural(rest, 'layer')} it may be chance."
+        )
     return f"Of the layers {most['label']} changed most, {told(most)}, and {least['label']} least, {told(least)}."
 
 

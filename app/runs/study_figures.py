@@ -33,6 +33,7 @@ def cost_and_gain(table: pd.DataFrame) -> go.Figure:
     for column, (name, look) in SPEEDS.items():
         _speeds(figure, sweep, own, column, name, look)
     shares = 1 - table["sparsity"]
+    shares = shares[shares > 0]  # a logarithmic axis has no place for a run in which nothing fires
     low, high = shares.min() * 0.8, min(1.0, shares.max() * 1.4)
     ticks, _ = log_ticks(low, high)
     figure.update_xaxes(

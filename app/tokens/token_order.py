@@ -63,6 +63,8 @@ def decisive_layer(run: Run, rank: str) -> pd.Series | None:
     rank: the column that orders the rows
     """
     layers = fetch(run, analysis.by_layer)
+    if layers["share"].isna().all():  # nothing fires
+        return None
     top = layers.loc[layers["share"].idxmax()]
     return None if rank != "mean" or len(layers) < 3 or top["share"] < DOMINANT else top
 

@@ -40,6 +40,11 @@ def one_long(columns: dict[str, Any]) -> dict[str, Any]:
     return {name: values[kept] for name, values in columns.items()}
 
 
+def silent(columns: dict[str, Any]) -> dict[str, Any]:
+    """Let nothing fire, as with a threshold that is too large."""
+    return {name: values * 0 if name.startswith("nnz_") else values for name, values in columns.items()}
+
+
 POOR: dict[str, dict[str, Any]] = {
     "nothing but counts": {"timings": 0, "neurons": False, "tiles": False, "loss": False},
     "one layer": {"layers": 1, "fired": True, "bench": True},
@@ -51,6 +56,7 @@ POOR: dict[str, dict[str, Any]] = {
     "documents not known": {"sequences": 30},
     "one document": {"sequences": 16, "of_document": 16, "fired": True},
     "one long document": {"sequences": 20, "length": 2000, "of_document": 1, "layers": 2, "change": one_long},
+    "nothing fires": {"sequences": 40, "timings": 0, "neurons": False, "tiles": False, "fired": True, "change": silent},
 }
 LACKING = {"no vocabulary": "vocab", "documents not known": "sequences"}  # tables that are taken out of the run
 NO_TEXT = {"by_word", "token_covariates", "loudest", "passages", "contexts"}  # what tells words or shows text

@@ -22,6 +22,7 @@ from twell.analysis.figures.style import CONFIG
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
+NO_NUMBER = "–"  # in a table
 PLOTLY, PNG, SVG = "application/vnd.plotly.v1+json", "image/png", "image/svg+xml"
 
 
@@ -92,8 +93,8 @@ def _bundle(value: Any, image: bytes | None, drawings: dict[int, tuple[str, int]
         if image is None:
             data[SVG] = drawing
     elif isinstance(value, pd.DataFrame):
-        data["text/html"] = value.to_html(border=0, index=False, float_format="{:.4g}".format)
-        data["text/plain"] = value.to_string(index=False)
+        data["text/html"] = value.to_html(border=0, index=False, float_format="{:.4g}".format, na_rep=NO_NUMBER)
+        data["text/plain"] = value.to_string(index=False, na_rep=NO_NUMBER)
     elif isinstance(value, Run):
         data["text/html"] = value._repr_html_()
     if image is not None:

@@ -20,6 +20,7 @@ import pandas as pd
 
 from twell.analysis.claims.claim import UNTOLD, VERDICTS, scope
 from twell.analysis.claims.whole import whole_claim
+from twell.analysis.exports.documents.cells import NO_NUMBER
 from twell.analysis.exports.documents.introduction import introduction
 from twell.analysis.exports.documents.notebook import about
 from twell.analysis.exports.documents.strongest import strongest
@@ -157,7 +158,8 @@ def _section(run: Run, section: ExportedTable) -> str:
     except Missing as reason:
         return f'{head}<p class="note">{html.escape(str(reason))}</p>'
     note = _note(table.attrs, len(table))
-    rows = _named(table.head(ROWS)).to_html(index=False, float_format=lambda value: f"{value:.4g}", border=0)
+    shown = _named(table.head(ROWS))
+    rows = shown.to_html(index=False, float_format=lambda value: f"{value:.4g}", border=0, na_rep=NO_NUMBER)
     content = f'<div class="wide">{rows}</div>'
     content = f"<details><summary>Table</summary>{content}</details>" if figure else content
     return f'{head}{figure}{content}<p class="note">{html.escape(note)}</p>'

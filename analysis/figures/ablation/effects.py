@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pandas as pd
 import plotly.graph_objects as go
 
 from twell.analysis.ablations.allocation import allocation
-from twell.analysis.ablations.by_condition import ablate_command, effects
-from twell.analysis.figures.labels import percent
+from twell.analysis.ablations.by_condition import ablate_command, by_tokens, effects
+from twell.analysis.figures.labels import percent, plural
 from twell.analysis.figures.style import AMBER, BLUE, GREY, WORDS, dots, finish, finish_layers, whiskers
 from twell.analysis.neurons.effects import neuron_effects
 from twell.workbench.errors import Missing
@@ -22,6 +24,7 @@ CURVES = {
     "busiest": (AMBER, "dash", "busiest neurons away"),
     "random": (GREY, "solid", "neurons away at random"),
 }
+SYMBOLS = ("circle", "diamond-open", "square-open", "cross-open")  # of the sets of tokens, the newest first
 MOST = 4000  # neurons drawn
 
 
@@ -32,6 +35,16 @@ def curve_rows(run: Run) -> pd.DataFrame:
     if rows.empty:
         raise Missing(f"{run.name} has no shares that were taken away: measure some with `{ablate_command(run)}`.")
     return rows.reset_index(drop=True)
+
+
+def curve_sets(rows: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return the rows of `curve_rows` by the tokens they were measured on, the newest study's first."""
+    return sorted(by_tokens(rows), key=lambda same: -int(same["study"].max()))
+
+
+def of_tokens(rows: pd.DataFrame, number: int) -> pd.DataFrame:
+    """Return one set of `curve_sets`, by its number from 0."""
+    return curve_sets(rows)[number]
 
 
 def layer_rows(run: Run) -> pd.DataFrame:
@@ -47,25 +60,27 @@ def loss_by_share(rows: pd.DataFrame) -> go.Figure:
     """Return a line a kind: change of the loss against the share of firings that is left, with intervals.
 
     Args:
-        rows: those of `curve_rows`.
+        rows: those of `curve_rows`. No line goes over points of different tokens: each set has lines of its own.
     """
     figure = go.Figure()
-    for kind, (colour, dash, name) in CURVES.items():
-        line = rows[rows["kind"] == kind].sort_values("kept")
+    sets = curve_sets(rows)
+    for (kind, (colour, dash, name)), (number, same) in product(CURVES.items(), enumerate(sets)):
+        line = same[same["kind"] == kind].sort_values("kept")
         if line.empty:
             continue
         texts = [
             f"{row.condition}: {row.change:+.4f} nats [{row.low:+.4f}, {row.high:+.4f}]" for row in line.itertuples()
         ]
+        of = f", on {plural(int(line['tokens'].iloc[0]), 'token')}" if len(sets) > 1 else ""
         figure.add_scatter(
             x=100 * line["kept"],
             y=line["change"],
             error_y=whiskers(line["low"], line["change"], line["high"]),
             mode="lines+markers",
             line={"color": colour, "dash": dash, "width": 1.8},
-            marker={"size": 6, "color": colour},
+            marker={"size": 6, "color": colour, "symbol": SYMBOLS[number % len(SYMBOLS)]},
             text=texts,
-            name=name,
+            name=f"{name}{of}",
             hovertemplate="%{text}<br>%{x:.1f} % of the firings left<extra></extra>",
         )
     finish(figure, 380, top=16)

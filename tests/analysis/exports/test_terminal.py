@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from importlib.resources import files
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,16 @@ def test_the_list_is_that_of_the_table_by_neurons_fired(run: Run, words: bool) -
     few = list(token_lines(run, words, rows=len(table)))
     assert len([line for line in few if " × " in line]) == len(table)
     assert "fewest:" not in "".join(few)
+
+
+def test_where_nothing_fires_no_bar_is_drawn(made: ModuleType, tmp_path: Path) -> None:
+    def nothing(columns: dict[str, Any]) -> dict[str, Any]:
+        return {name: values * 0 if name.startswith("nnz_") else values for name, values in columns.items()}
+
+    run = made.make(tmp_path / "none", sequences=40, timings=0, neurons=False, tiles=False, change=nothing)
+    for words in (False, True):
+        lines = [line for line in token_lines(run, words) if " × " in line]
+        assert lines and all(line.split()[0] == "0.0" and "█" not in line for line in lines)
 
 
 def test_the_command_prints_it_and_refuses_no_rows(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from support.planted_effects import rows_of
 
 from twell.analysis import allocation, effects, neuron_effects, plots
-from twell.app.ui.formatting import number
+from twell.app.ui.formatting import number, plural
 from twell.workbench.ablations.appended import append
 from twell.workbench.run.store import Run, open_run
 
@@ -34,7 +34,8 @@ def ablated(tmp_path_factory: pytest.TempPathFactory, made: ModuleType) -> Run:
             "smallest": f"smallest:0.5@{layer}",
         }
         name = names.get(kind, f"{kind}:{share}")
-        append(run.path, "effects", rows_of(rng, kind=kind, share=share, layer=layer, condition=name)[0])
+        same = np.random.default_rng(0)  # every condition on the same tokens, as one study measures them
+        append(run.path, "effects", rows_of(same, kind=kind, share=share, layer=layer, condition=name)[0])
     layer, neuron = (index.ravel() for index in np.indices((run.layers, run.d_ff)))
     estimate = {
         "layer": layer,
@@ -82,6 +83,30 @@ def test_what_was_not_measured_is_said_below_what_was(
     assert page.count("<p>one &lt;b&gt; has no") == 2 and "<code>twell ablate" in page and "--neurons 64" in page
     assert page.index("Every condition") < page.index("<p>one &lt;b&gt; has no")
     assert "share" not in test.dataframe[0].value and "silenced" not in test.dataframe[0].value
+
+
+def test_no_line_goes_over_points_of_two_texts(made: ModuleType, tmp_path: Path, show: Callable[..., AppTest]) -> None:
+    """Two studies of different tokens: each has a figure and a caption of its own."""
+    run = made.make(tmp_path / "two", layers=2, sequences=20, timings=0)
+    for study, (documents, shares) in enumerate(((9, (0.5, 0.75)), (7, (0.25, 0.9)))):
+        for share in shares:
+            rng = np.random.default_rng(study)
+            name = f"random:{share}"
+            rows, _ = rows_of(rng, study, documents, name, kind="random", share=share)
+            append(run.path, "effects", rows)
+    run, table = open_run(run.path), effects(open_run(run.path)).set_index("condition")
+    lines = plots.ablation_curves(run).data
+    conditions = [{text.split(": ")[0] for text in line.text} for line in lines]
+    assert conditions == [{"random:0.25", "random:0.9"}, {"random:0.5", "random:0.75"}], "the newest study first"
+    assert len({line.name for line in lines}) == 2
+    test = show(tmp_path, "matters", run="two")
+    assert not test.exception and len(test.get("plotly_chart")) == 2
+    page = text(test)
+    for condition, figure in (("random:0.25", 1), ("random:0.5", 2)):
+        row = table.loc[condition]
+        same = f"the same {plural(int(row['tokens']), 'token')} of {row['documents']} documents under every"
+        assert f"Change from {number(row['base'])} nats" in page and same in page
+        assert f"Figure {figure} of 2" in page
 
 
 def test_a_run_without_ablations_names_the_command(

@@ -16,7 +16,7 @@ from twell.analysis import by_layer, compare_layers
 from twell.analysis.changes import headline_changes
 from twell.analysis.figures.compare import frontier
 from twell.app.runs.changes_view import NAMES, most_changed_layer
-from twell.app.ui.formatting import number, percent, signed, times
+from twell.app.ui.formatting import number, percent, plural, signed, times
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
@@ -42,7 +42,9 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
     clear = layers[(layers["low"] > 0) | (layers["high"] < 0)]
     most = clear.loc[clear["difference"].abs().idxmax()]
     changed = f"by {signed(most['difference'])} neurons a token ({times(most['ratio'])})"
-    assert f"Of the layers L{most['layer']} / L{most['first_layer']} changed most, {changed}" in html
+    of = f" of the {len(clear)} layers whose change can be told from none"
+    assert len(clear) < len(layers)
+    assert f"L{most['layer']} / L{most['first_layer']} changed most{of}, {changed}; in the other" in html
     assert html.index("What changed most") < html.index("What was run")
     ratios = [times(ratio) for ratio in compare_layers([other, made_run])["ratio"]]
     assert [note["text"] for note in layout(test, "differences")["annotations"]] == ratios
@@ -61,9 +63,14 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
 def test_the_layer_that_changed_most_is_clear_and_told_in_neurons() -> None:
     rows = {"layer": [0, 1, 2], "first_layer": [0, 1, 2], "difference": [-60.0, 0.4, 90.0], "ratio": [0.8, 9.0, 1.5]}
     frame = pd.DataFrame(rows | {"low": [-65.0, 0.3, -10.0], "high": [-55.0, 0.5, 190.0]})
-    sentence = most_changed_layer(frame)
-    assert sentence.startswith(f"Of the layers L0 changed most, by {signed(-60.0)} neurons a token ({times(0.8)})")
-    assert sentence.endswith(f"and L1 least, by {signed(0.4)} neurons a token ({times(9.0)}).")
+    assert most_changed_layer(frame) == (
+        f"L0 changed most of the 2 layers whose change can be told from none, by {signed(-60.0)} neurons a token "
+        f"({times(0.8)}); in the other {plural(1, 'layer')} it may be chance."
+    )
+    known = most_changed_layer(frame.iloc[:2])
+    assert known.startswith(f"Of the layers L0 changed most, by {signed(-60.0)} neurons a token ({times(0.8)})")
+    assert known.endswith(f"and L1 least, by {signed(0.4)} neurons a token ({times(9.0)}).")
+    assert "L0 changed most of all layers, the only one whose" in most_changed_layer(frame.iloc[[0, 2]])
     assert "more than chance" in most_changed_layer(frame.assign(low=-100.0, high=100.0))
     assert "L2 changed most" in most_changed_layer(frame.assign(low=float("nan"), high=float("nan")))
 

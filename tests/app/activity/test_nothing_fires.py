@@ -1,0 +1,68 @@
+"""A run in which nothing fires: pages say so, and leave out what has no number. Cost: 3 s."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from twell.analysis.exports.command import export
+from twell.workbench.options import ExportOptions
+from twell.workbench.run.schema import nnz_columns
+
+LAYERS = 3
+SAID = {
+    "overview": "No neuron of any layer fires on any of",
+    "tokens": "",
+    "layers": "fires no neuron on tokens that have a loss",
+    "positions": "fires no neuron past the first position",
+    "findings": "there is no mean to compare the fullest token with",
+    "compare": "One of these runs fires no neuron",
+}
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory, made: ModuleType) -> Path:
+    """A folder of a run in which nothing fires, as with a threshold that is too large, and of one like others."""
+
+    def nothing(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {name: np.zeros_like(columns[name]) for name in nnz_columns(LAYERS)}
+
+    folder = tmp_path_factory.mktemp("silent")
+    given = {"layers": LAYERS, "sequences": 40, "timings": 0, "neurons": False, "tiles": False}
+    made.make(folder / "none", change=nothing, **given)
+    made.make(folder / "some", **given)
+    return folder
+
+
+@pytest.mark.parametrize("page", SAID)
+def test_a_page_says_what_there_is(page: str, silent: Path, show: Callable[..., AppTest]) -> None:
+    test = show(silent, page, run="none")
+    assert not test.exception
+    blocks = [str(block.proto.body) for kind in ("html", "info") for block in test.get(kind)]
+    text = re.sub(r"\\(.)", r"\1", " ".join(blocks))  # Markdown's escapes
+    assert SAID[page] in text
+    assert not re.search(r"\bnan\b", text, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("view", ["words", "tokens", "classes"])
+def test_tokens_that_fire_nothing_are_listed(view: str, silent: Path, show: Callable[..., AppTest]) -> None:
+    test = show(silent, "tokens", run="none", view=view)
+    assert not test.exception and test.get("plotly_chart")
+
+
+def test_a_run_that_fires_is_compared_with_one_that_does_not(silent: Path, show: Callable[..., AppTest]) -> None:
+    assert not show(silent, "compare", run="some", **{"with": "none"}).exception
+
+
+def test_an_exported_page_has_no_nan(silent: Path, tmp_path: Path) -> None:
+    export(ExportOptions(run=silent / "none", out=tmp_path / "none.html"))
+    page = re.sub("<script.*?</script>", "", (tmp_path / "none.html").read_text("utf-8"), flags=re.DOTALL)
+    assert "fires no neuron past the first position" in page
+    assert not re.search(r"\bnan\b", page, re.IGNORECASE)
