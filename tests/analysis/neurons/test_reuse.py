@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from support import synthetic_probes
 from support.clusters import drawn_interval
 
 from twell.analysis import firing_clusters, reuse, reuse_cache
@@ -21,7 +20,7 @@ from twell.workbench.run.store import Run
 
 @pytest.fixture(scope="module")
 def sets(run: Run) -> dict[tuple[int, int], set[int]]:
-    """By sequence and position: the neurons of one sampled layer. Each fourth token is in the sample."""
+    """By sequence and position: the neurons of one sampled layer. Each fourth token is there, and two sequences."""
     rows = run.frame("fired")
     rows = rows[rows["layer"] == rows["layer"].min()]
     return {(row.sequence, row.position): set(row.neuron.tolist()) for row in rows.itertuples()}
@@ -44,18 +43,16 @@ def test_shared_with_an_earlier_token(run: Run, sets: dict[tuple[int, int], set[
     assert ((other["shared"] > 0) & (other["shared"] < 1)).all()
 
 
-def test_served_by_a_cache(made: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A token counts where the whole window before it is in the sample: here all tokens but each seventh one are."""
-    monkeypatch.setattr(synthetic_probes, "SAMPLED", 1)
-    run = made.make(tmp_path / "whole", sequences=8, parts=1, fired=True)
-    matrix, places = fired_csr(run, 0)
+def test_served_by_a_cache(run: Run, sets: dict[tuple[int, int], set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token counts where the whole window before it is in the sample: of two sequences, less each seventh token."""
+    matrix, places = fired_csr(run, run.frame("fired")["layer"].min())
     kept = np.arange(len(places)) % 7 > 0
     monkeypatch.setattr(module, "fired_csr", lambda run, layer: (matrix[kept], places[kept].reset_index(drop=True)))
-    tokens = zip(places[kept].itertuples(), matrix[kept], strict=True)
-    sets = {(place.sequence, place.position): set(row.indices) for place, row in tokens}
+    sets = {place: sets[place] for place in zip(places["sequence"][kept], places["position"][kept], strict=True)}
     table = reuse_cache(run, windows=(1, 4, 8))
-    assert table.loc[table["layer"] == 0, "window"].tolist() == [1, 4]  # no eight in a row are in the sample
-    for row in table[table["layer"] == 0].itertuples():
+    table = table[table["layer"] == table["layer"].min()]
+    assert table["window"].tolist() == [1, 4], "no eight in a row are in the sample"
+    for row in table.itertuples():
         served, total, sizes = 0, 0, []
         for (s, p), each in sets.items():
             window = [(s, p - back) for back in range(1, row.window + 1)]
@@ -67,8 +64,10 @@ def test_served_by_a_cache(made: ModuleType, monkeypatch: pytest.MonkeyPatch, tm
         assert row.served == pytest.approx(served / total)
 
 
-def test_no_cache_is_known_of_single_tokens(run: Run) -> None:
+def test_no_cache_is_known_of_single_tokens(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fourth token is in the sample: what fired in between was not kept."""
+    matrix, places = fired_csr(run, 0)
+    monkeypatch.setattr(module, "fired_csr", lambda run, layer: (matrix[::4], places[::4].reset_index(drop=True)))
     with pytest.raises(Missing, match=r"no token with all of the 1 before it: keep all tokens"):
         reuse_cache(run)
 
