@@ -121,9 +121,11 @@ def paired_change(tokens: Numbers, change: Numbers) -> tuple[float, float, float
     means, errors = _mean_and_error((draws @ np.stack([n, n * n, y, y * y, n * y], axis=1)).T)
     with np.errstate(divide="ignore", invalid="ignore"):
         t = (means - mean) / errors
-    half = statistics.t_half(statistics.effective(n.sum(), (n * n).sum()) - 1)
+    half = float(statistics.t_half(statistics.effective(n.sum(), (n * n).sum()) - 1))
     if np.isnan(half):
         return mean, np.nan, np.nan
+    if len(n) == FEWEST:  # their draws are too few different ones to tell a quantile (89 % of 95): Student's
+        return mean, mean - half * error, mean + half * error
     low, high = np.quantile(t[np.isfinite(t)], [ndtr(half), ndtr(-half)])
     return mean, mean - low * error, mean - high * error
 

@@ -2,7 +2,8 @@
 
     layer_potential(run)   a row a layer: milliseconds dense, sparse and at the ceiling, and why one is left with more
 
-The ceiling of a layer is its gate product alone: no sparse kernel is spared it. All times are of one batch of as many
+The ceiling of a layer is its gate product alone: no sparse kernel is spared it. It is timed as torch multiplies it; on
+a processor where the whole sparse FFN takes less than that, it bounds nothing. All times are of one batch of as many
 rows as `speedup` has. Cost: that of `layer_gains`.
 """
 
@@ -35,7 +36,7 @@ def layer_potential(run: Run) -> pd.DataFrame:
 
     `attrs`: dense_ms, sparse_ms (the whole pass, scaled to as many rows), attention_ms (all layers; NaN where not
     timed, or longer than the pass), turns (that every layer had), comparable, note. Missing where the whole model
-    or the gate product was not timed.
+    or the gate product was not timed, or where this took longer than the sparse FFN in more than half of the layers.
     """
     frame, whole = speedup(run), model_speedup(run)
     if frame["gate_us"].isna().any():
@@ -44,6 +45,11 @@ def layer_potential(run: Run) -> pd.DataFrame:
     scale = rows["ffn_sparse"] / rows["model_dense"] / 1000
     milliseconds = {name: frame[f"{name}_us"].to_numpy() / 1000 for name in ("dense", "sparse", "gate")}
     dense, sparse, gate = milliseconds.values()
+    if 2 * (beaten := int((gate > sparse).sum())) > len(frame):
+        raise Missing(
+            f"The gate product alone took longer than the whole sparse FFN in {beaten} of {len(frame)} layers of "
+            f"{run.name}, so it does not tell what a layer could still gain."
+        )
     left = np.maximum(sparse - gate, 0.0)
     passes = {name: float(whole[f"{name}_us"]) * scale for name in ("dense", "sparse")}
     table = pd.DataFrame({"layer": frame["layer"], "nnz_mean": frame["nnz_mean"]})

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from support.planted_effects import coverage, rows_of
 
 from twell.analysis import allocation, by_layer, effects
@@ -118,6 +119,13 @@ def test_intervals_of_few_documents_are_wider() -> None:
         _, low, high = paired_change(np.tile(tokens, times), np.tile(change, times))
         widths.append((high - low) * np.sqrt(times))
     assert widths[0] > 1.33 * widths[1]
+
+
+def test_three_documents_have_students_interval() -> None:
+    change = np.array([10.0, 20.0, 36.0])
+    mean, low, high = paired_change(np.full(3, 500.0), change)
+    half = stats.t.ppf(0.975, 2) * change.std(ddof=1) / np.sqrt(3) / 500
+    assert (mean, low, high) == pytest.approx((22 / 500, 22 / 500 - half, 22 / 500 + half))
 
 
 SHARES = (0.25, 0.5, 0.75)
