@@ -26,11 +26,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.mutated_lines import MUTANTS, Mutant
+from support import mutated_backward, mutated_forward
+from support.mutants import Mutant
 
 from twell.kernels import build
 from twell.kernels.backends import hopper_backward, hopper_libraries
 
+MUTANTS = [*mutated_backward.MUTANTS, *mutated_forward.MUTANTS]  # numbered from 1, in this order
 LIMIT = 120  # seconds
 HOPPER, OPTIONS = "tests/kernels/hopper", "tests/kernels/backends/test_training_options.py"
 DENSE = f"{HOPPER}/test_training_dense.py"

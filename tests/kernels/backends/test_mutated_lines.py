@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.kernel_mutants import mutated
-from support.mutated_lines import MUTANTS, Mutant
+from support.kernel_mutants import MUTANTS, mutated
+from support.mutants import Mutant
 
 from twell.kernels import build
 

@@ -1,0 +1,140 @@
+"""The faults that `kernel_mutants.py` puts into Hopper kernels of calls: what stands there, and what instead."""
+
+from __future__ import annotations
+
+from support.mutants import Mutant, faults_of
+
+FEW_ROWS, MID_ROWS, MANY_ROWS = (f"hopper/{folder}/" for folder in ("few_rows", "mid_rows", "many_rows"))
+
+MUTANTS: list[Mutant] = [
+    *faults_of(
+        "epilogues.cuh",
+        ("broken[h] != 0.f || rounded[h] != 0", "broken[h] != 0.f"),
+        ("15 - at % 16", "14 - at % 16"),
+        ("c.lane == w ? any : fires", "any"),
+        ("count += __shfl_xor_sync(~0u, count, 2)", "count += 0"),
+        ("own == kN && takes_all(fired, real)", "takes_all(fired, real)"),
+        ("first_bits(real - 32 * (group / 2))", "~0u"),
+        ("h & whole_halves(fired)", "h"),
+        folder=MID_ROWS,
+    ),
+    *faults_of(
+        "persistent_gate.cuh",
+        ("order[task].tile", "order[task].tile / 2 * 2"),
+        ("all |= of_warp[word]", "all = of_warp[word]"),
+        ("marks.broken[quarter] = 0;", None),
+        ("first / 32 + word < words", "true"),
+        ("neuron < d_ff ? static_cast<float>(biases[neuron]) : 0.f", "static_cast<float>(biases[0])"),
+        ("tma_store_3d(&h_map, panel, 64 * c.group, first, block)", "tma_store_3d(&h_map, panel, 0, first, block)"),
+        folder=MID_ROWS,
+    ),
+    *faults_of(
+        "persistent_down.cuh",
+        ("if (thread < kRowWords) block.nonfinite[thread] = 0;", None),
+        ("word % kRowWords", "0"),
+        ("(low + row) / 32", "row / 32"),
+        ("task.out == 0", "task.out == 1"),
+        ("first + i % 8 * 8", "first"),
+        ("static_cast<float>(bias[out])", "0.f"),
+        folder=MID_ROWS,
+    ),
+    *faults_of(
+        "rows16_pairs.cuh",
+        ("rows != 0 && at < kRows16Pairs", "rows != 0 && at < kRows16Pairs - 1"),
+        ("there ? at + i : at", "at"),
+        ("first + pair.neuron", "pair.neuron"),
+        ("min(from + each, f.d_model)", "from + min(each, 256)"),
+        ("lane == i ? sum[i] : mine", "lane == 0 ? sum[0] : mine"),
+        folder=FEW_ROWS,
+    ),
+    *faults_of(
+        "rows16_gate_up.cuh",
+        ("s.pairs.count <= kRows16Pairs", "s.pairs.count <= kRows16Pairs + 1"),
+        ("static_cast<uint32_t>(s.gates[neuron][row] > 0.f)", "static_cast<uint32_t>(s.gates[neuron][row] > 1.f)"),
+        ("rehearsal ? 0 : f.rows", "f.rows"),
+        ("i % 4 == 0 && !rehearsal", "i % 4 == 0"),
+        ("s.broken_gate | s.broken_up", "s.broken_gate"),
+        folder=FEW_ROWS,
+    ),
+    *faults_of("rows16.cuh", ("unit.y != kUnwritten", "true"), folder=FEW_ROWS),
+    *faults_of(
+        "rows16_scout.cuh",
+        ("hidden + (i - kUnits)", "reinterpret_cast<uint2*>(&group)"),
+        ("place < count && !all_weights", "place < count"),
+        ("broken << kBrokenGate", "0u"),
+        folder=FEW_ROWS,
+    ),
+    *faults_of(
+        "rows16_down.cuh",
+        ("count[i] != kUnwritten && written", "written"),
+        ("read_list(i, step + 1) && written", "read_list(i, step) && written"),
+        (
+            "hidden(b[i], base + i * kRows16Slots, step, (list[i].x & 0xffffu) > 0) && written",
+            "(hidden(b[i], base + i * kRows16Slots, step, (list[i].x & 0xffffu) > 0), written)",
+        ),
+        ("count[i] >> kBrokenGate", "0u"),
+        ("nan[n] != 0", "false"),
+        ("s.broken >> row & 1 ? NAN : 0.f", "0.f"),
+        ("broken |= marks[j]", "broken |= 0u"),
+        folder=FEW_ROWS,
+    ),
+    *faults_of(
+        "../gemm.cuh",
+        ("before + at % group", "before"),
+        ("min(together, pairs - before)", "together"),
+        ("(f.blocks + 1) / 2", "f.blocks / 2"),
+        folder=MANY_ROWS,
+    ),
+    *faults_of(
+        "down.cuh",
+        ("task.is_whole() ? turned : 0", "turned"),
+        ("(half + n) * (kTileK * 2)", "n * (kTileK * 2)"),
+        ("task.n0 + half + n", "task.n0 + n"),
+        folder=MANY_ROWS,
+    ),
+    *faults_of(
+        "down_schedule.cuh",
+        ("share * kDownCluster + blockIdx.x % kDownCluster", "share * kDownCluster"),
+        ("block * kDownCluster + static_cast<int>(blockIdx.x % kDownCluster)", "block * kDownCluster"),
+        folder=MANY_ROWS,
+    ),
+    *faults_of("rows64_load.cuh", ("(blockIdx.x + stages - kept) % stages", "blockIdx.x % stages"), folder=FEW_ROWS),
+    *faults_of("rows64_down.cuh", ("8 * j / kShare", "0"), folder=FEW_ROWS),
+    *faults_of(
+        "down_load.cuh",
+        ("out0 + line_offset + 64 * i < d_model", "out0 + line_offset + 64 * (i + 1) < d_model"),
+        ("output(kOut / 64 * 64) < d_model", "output(kOut / 64 * 64) + 32 < d_model"),
+        folder=MID_ROWS,
+    ),
+    *faults_of(
+        "dense_tiles.cuh",
+        ("50 * united >= 33 * neurons", "10 * united >= 9 * neurons"),
+        ("!is_high_nnz(kLowNnzTile, fired, rows, neurons)", "true"),
+        ("100 * united - 58 * neurons", "kNearlyAll * neurons"),
+        ("rows_of(__ldcg(rows_ + tile)) == min(kPairRows, f.rows - tile / f.tiles * kPairRows)", "false"),
+        ("word | kTaken | kLeft", "word | kTaken"),
+        ("DensePairs(f).mostly_dense(f, window, min(kWindow, f.rows - window * kWindow))", "true"),
+        folder=MANY_ROWS,
+    ),
+    *faults_of(
+        "gate_epilogue.cuh",
+        ("(dense || both) && half == 0", "dense && half == 0"),
+        ("(leaves || both) && half == 0", "leaves && half == 0"),
+        (
+            "several ? 4 * static_cast<int>(count) * tall < values : count == 0",
+            "4 * static_cast<int>(count) * tall < values",
+        ),
+        folder=MANY_ROWS,
+    ),
+    *faults_of(
+        "gate.cuh",
+        ("barrier_wait(&s.drained, drained);", None),
+        folder=MANY_ROWS,
+    ),
+    *faults_of(
+        "plan.cuh",
+        ("DensePairs(f).leave(work.m0 / kPairRows * f.tiles + thread)", "true"),
+        ("sum < kNonfiniteUp", "sum < kNonfiniteGate"),
+        folder=MANY_ROWS,
+    ),
+]
