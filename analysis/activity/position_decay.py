@@ -110,7 +110,7 @@ def _bands(run: Run, rows: dict[str, NDArray], positions: dict[str, NDArray]) ->
     drop, drop_error = _contrast(n, y, early, late)
     half, *halves = (
         float(t_half(effective(size.sum(), (size**2).sum()) - 1))
-        for size in (n[-1][:, chosen].sum(axis=1) for chosen in (early | True, early, late))
+        for size in (n[-1][:, chosen].sum(axis=1) for chosen in (slice(None), early, late))
     )
     drop_half = max(halves) if np.isfinite(halves).all() else float("nan")
     weight, rest = tokens / variance, remaining / variance[:, None]

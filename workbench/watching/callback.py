@@ -94,7 +94,7 @@ class TwellCallback(TrainerCallback):
         self._before = (0, 0.0)  # tokens and seconds of the training that this one goes on from
         if out is not None:
             try:
-                self._log = self._new_log(out, state.global_step)
+                self._log = self._new_log(out, state.global_step, goes_on)
             except BaseException:
                 self.close()  # a model of another training, or a full disk
                 raise
@@ -106,14 +106,13 @@ class TwellCallback(TrainerCallback):
             handler.callbacks.remove(self)
             handler.callbacks.insert(0, self)
 
-    def _new_log(self, out: Path, step: int) -> TrainingLog:
-        """Begin the run, or continue it from a step on. Raises UserError if its model is another."""
+    def _new_log(self, out: Path, step: int, goes_on: bool) -> TrainingLog:
+        """Begin the run at a step, or continue the one in the folder. Raises UserError if its model is another."""
         assert self.watch is not None
         loaded = self.watch.loaded
         options = CaptureOptions(model=loaded.name, text=("training",), out=out, loss=False, timings=0)
         manifest = new_manifest(loaded, options, ["training"])
         counted = f"one step in {self.every}"
-        goes_on = step > 0 and _holds_training(out)
         if goes_on:
             earlier = open_run(out).manifest
             if (earlier.layers, earlier.d_ff) != (manifest.layers, manifest.d_ff):
