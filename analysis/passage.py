@@ -237,12 +237,13 @@ def _most_surprising(run: Run, phase: str | None) -> pd.DataFrame:
     """Return the positions of greatest surprisal, four times as many as are listed, since tokens may repeat. Columns:
     sequence, position, value (nats)."""
     run.parts("activity")  # raises Missing where the query would say that there is no such table
-    of_phase = "" if phase is None else f" and phase = {PHASES[phase]}"
-    # The loss at a position is the surprisal of the next token, which the last position of a sequence lacks.
+    of_phase = "" if phase is None else f"where phase = {PHASES[phase]} "
+    # The loss at a position is the surprisal of the next token, which the last position of a sequence lacks, and of
+    # which the phase is: the first generated token is predicted at the last of the prompt.
     return run.sql(
         "select sequence, position + 1 as position, cast(loss as double) as value from activity "
-        "join (select sequence, max(position) as final from activity group by sequence) using (sequence) "
-        f"where loss < 1e4 and position < final{of_phase} "
+        f"join (select sequence, min(position) as start, max(position) as final from activity {of_phase}"
+        "group by sequence) using (sequence) where loss < 1e4 and position + 1 between start and final "
         f"order by value desc, sequence, position limit {4 * SEEN}"
     )
 

@@ -229,7 +229,8 @@ def test_a_marked_token_names_the_neurons_that_it_fires(show: Show, runs: Path, 
 
 def test_one_phase_of_generation_alone(show: Show, made: ModuleType, tmp_path: Path) -> None:
     def generated(columns: dict[str, Any]) -> dict[str, Any]:
-        return columns | {"phase": (columns["position"] >= 20).astype(np.uint8)}
+        loss = np.ma.where(columns["position"] == 19, np.float16(90), columns["loss"])
+        return columns | {"phase": (columns["position"] >= 20).astype(np.uint8), "loss": loss}
 
     run = made.make(tmp_path / "made", layers=3, sequences=20, change=generated)
     test = show(tmp_path, "text", run="made", sequence="1", phase="decode")
@@ -239,6 +240,9 @@ def test_one_phase_of_generation_alone(show: Show, made: ModuleType, tmp_path: P
     assert not np.isnan(drawn[20:]).any()
     assert (loudest(run, "all", "decode")["position"] >= 20).all()
     assert (loudest(run, "all", "prefill")["position"] < 20).all()
+    first = loudest(run, "surprisal", "decode")
+    assert (first["position"] == 20).any() and (first["position"] >= 20).all(), "the first generated token is one"
+    assert (loudest(run, "surprisal", "prefill")["position"] < 20).all(), "and no token of the prompt"
     plain = show(tmp_path, "text", run="made", sequence="1")
     assert not np.isnan(shades(markup(plain))).any()
 
