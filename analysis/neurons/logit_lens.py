@@ -31,10 +31,11 @@ SURE = 0.99  # share of shuffled gate rows that a match has to surpass, to be to
 SHUFFLED = 512  # gate rows of a layer that are shuffled, 5 ms for 6 144 tokens of 256
 AT_ONCE = 8192  # rows of the unembedding that are multiplied at a time
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-NORMS_OF_OLDER_RUNS = {
+NORMS = {  # by family, where the manifest does not say it: it leaves out RMS_NORM, and older ones say none
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "llama_sparse_relu", "bamboo"), RMS_NORM),
     "nemotron": LAYER_NORM_PLUS_ONE,
     "opt": LAYER_NORM,
-}  # by family; newer manifests say it themselves
+}
 
 
 class CheckpointTensors:
@@ -222,9 +223,16 @@ def _logits(
 
 
 def _norm_kind(run: Run) -> str:
-    """Return the kind of the model's norms, as the manifest names it."""
+    """Return the kind of the model's norms. Missing for a family whose norms are not known: those of Gemma scale by
+    1 + weight, those of others subtract the mean or lie elsewhere, under the same names."""
     model = run.manifest.model
-    return str(model.get("norm", NORMS_OF_OLDER_RUNS.get(str(model.get("family")), RMS_NORM)))
+    kind = model.get("norm") or NORMS.get(str(model.get("family")))
+    if kind is None:
+        raise Missing(
+            f"How the norms of {model.get('family')} scale is not known, so what a neuron writes and reads cannot be "
+            "told."
+        )
+    return str(kind)
 
 
 def _products(table: np.ndarray, rows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -14,10 +14,11 @@ from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
 from twell.analysis.neurons.by_neuron import by_neuron
-from twell.analysis.neurons.logit_lens import answers_to, promoted, written
+from twell.analysis.neurons.logit_lens import NORMS, answers_to, promoted, written
 from twell.analysis.neurons.top_tokens import weight_norms
 from twell.analysis.neurons.values import in_sequence, sampled
 from twell.workbench.errors import Missing
+from twell.workbench.models.families import FAMILIES
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
@@ -123,6 +124,18 @@ def test_weights_of_another_model_or_broken_ones_are_refused(tiny: Run, made_run
     (tmp_path / "x.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{nope")
     with pytest.raises(Missing, match="cannot be read"):
         written(tiny, str(tmp_path), 0, 0)
+
+
+def test_a_family_whose_norms_are_not_known_is_refused(made: ModuleType, tmp_path: Path) -> None:
+    """A Gemma's norms scale by 1 + weight: by the weight alone other tokens would come first."""
+    run = made.make(tmp_path / "made", layers=8, d_ff=768, vocab=6144, sequences=10)
+    manifests.update(run.path, model={**run.manifest.model, "family": "gemma", "d_model": 256})
+    for asked in (written, answers_to):
+        with pytest.raises(Missing, match="norms of gemma"):
+            asked(open_run(run.path), str(BUNDLED), 0, 0)
+    with pytest.raises(Missing, match="norms of gemma"):
+        promoted(open_run(run.path), str(BUNDLED), ((0, 0),))
+    assert {name: family.norm for name, family in FAMILIES.items()} == NORMS, "every family that the kernels run is"
 
 
 def test_values_are_those_of_the_fired_rows(made_run: Run) -> None:
