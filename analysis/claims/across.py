@@ -209,9 +209,10 @@ def _saved(sparse: float, dense: float, statistic: str, interval: str, names: tu
     """Return the answer that peaks of memory give, in bytes."""
     saved = 1 - sparse / dense
     return Answer(
-        f"{sparse / 2**30:.2f} GiB with sparse kernels, {dense / 2**30:.2f} with dense ones, {100 * saved:.0f} % less",
+        f"{sparse / 2**30:.2f} GiB with sparse kernels, {dense / 2**30:.2f} with dense ones, {100 * abs(saved):.0f} % "
+        + ("more" if saved < 0 else "less"),
         statistic,
-        HOLDS if saved >= 0.19 else IN_PART if saved > 0 else REVERSED,
+        HOLDS if saved >= 0.19 else IN_PART if saved > 0 else REVERSED if saved < 0 else FAILS,
         "at least 19 % less; less at all: in part; more: reversed",
         interval,
         names,

@@ -132,6 +132,16 @@ def test_activation_and_little_l1(trained: Trained) -> None:
         answer(across.little_l1_is_free, trained("much", l1=1e-3), relu)
 
 
+@pytest.mark.parametrize(
+    ("sparse", "verdict", "says"),
+    [(7.0, HOLDS, "30 % less"), (9.0, IN_PART, "10 % less"), (10.0, FAILS, "0 % less"), (12.0, REVERSED, "20 % more")],
+)
+def test_memory_of_training(sparse: float, verdict: str, says: str) -> None:
+    """As much is not more: what takes the most may be no FFN at all."""
+    result = across._saved(sparse, 10.0, "", "", ())
+    assert result.verdict == verdict and result.says.endswith(says)
+
+
 def test_studies_and_their_figure(trained: Trained, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run stands last, with its own sparsity; the figure draws every training and no speed that is not there."""
     runs = [trained(f"l{i}", loss=4 + 0.1 * i, nnz=200 / 4**i, l1=0.01 * i, speed=1 + i) for i in range(3)]
