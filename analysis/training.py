@@ -26,6 +26,7 @@ from twell.workbench.run.store import Run
 
 SPARSE_SHARE = 0.1  # of d_ff: from there on the sparse kernels are faster than dense ones (kernels/training.py)
 LAST = 0.1  # share of the log that stands for its end
+EQUAL = 0.1  # how far apart tokens, tokens a parameter, or parameters, may be and still count as equal
 OWN = ("name", "seed", "minutes", "log_every", "evaluations")  # fields of a recipe in which one training may differ
 # What may be measured of a trained model: dense over sparse time of its FFNs, of its forward pass, of a training step.
 SPEEDS = ("ffn_speedup", "model_speedup", "step_speedup", "cpu_ffn_speedup", "cpu_model_speedup")
@@ -70,8 +71,11 @@ class TrainingOutcome:
         return int(self.recipe.get("seed", 0))
 
     def alike(self, other: TrainingOutcome, *apart: str) -> bool:
-        """Return whether another training has the same recipe but for these fields; a Trainer's is not known."""
+        """Return whether another training has the same recipe but for these fields; a Trainer's is not known. Without
+        "tokens" among them both have gone on as long: one may have been stopped, or been given minutes."""
         if "trainer" in self.recipe or "trainer" in other.recipe:
+            return False
+        if "tokens" not in apart and abs(self.tokens / (other.tokens or 1) - 1) > EQUAL:
             return False
         names = (self.recipe.keys() | other.recipe.keys()) - {*OWN, *apart}
         return all(self.recipe.get(name) == other.recipe.get(name) for name in names)
@@ -124,10 +128,10 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
     name; seed, layers, d_model, d_ff, activation, restart_every, l1 (of the recipe); ffn (gated or plain); parameters;
     tokens, steps (trained on); l1_end (the coefficient at its last step: below l1 where it still rose); loss (nats a
     token, held out; where a training has none, such as a Trainer's run, that of its last steps); rise (loss over that
-    of the training without L1 of the same recipe and seed, less 1; NaN where there is none); nnz, sparsity, dead (means
-    over layers, on the held-out text); ffn_speedup, model_speedup (dense over sparse time of FFNs and of the whole
-    forward pass), step_speedup (of a training step), cpu_ffn_speedup, cpu_model_speedup (NaN where they were not
-    measured).
+    of the training without L1 of the same recipe, length and seed, less 1; NaN where there is none); nnz, sparsity,
+    dead (means over layers, on the held-out text); ffn_speedup, model_speedup (dense over sparse time of FFNs and of
+    the whole forward pass), step_speedup (of a training step), cpu_ffn_speedup, cpu_model_speedup (NaN where they were
+    not measured).
     """
     results = training_outcomes(runs)
     rows = []

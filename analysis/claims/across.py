@@ -26,7 +26,7 @@ from twell.analysis.claims.pairs import (
     sized,
     timed,
 )
-from twell.analysis.training import TrainingOutcome, training_outcomes, training_phases
+from twell.analysis.training import EQUAL, TrainingOutcome, training_outcomes, training_phases
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -34,7 +34,6 @@ FREE_L1, LITTLE_LOSS = 3e-5, 0.02  # L1 up to which the loss rises by less than 
 LEAST_SIZES = 3
 SIZE = ("layers", "tokens", "steps")  # fields in which a series over depth differs; one over width has its own
 WIDTH = ("d_model", "d_ff", "kv_heads", "tokens", "steps")
-EQUAL = 0.1  # how far apart tokens a parameter, or parameters, may be and still count as equal
 
 
 @dataclass(frozen=True)
@@ -114,6 +113,7 @@ def little_l1_is_free(runs: Sequence[Run]) -> Answer:
         for one in plain
         for other in results
         if 0 < other.recipe.get("l1", 0) <= FREE_L1 and one.seed == other.seed and one.alike(other, "l1", "l1_warmup")
+        if other.risen
     ]
     if not rises:
         raise Missing(
@@ -184,7 +184,7 @@ def memory_falls(runs: Sequence[Run]) -> Answer:
     all_trainings = [one for one in training_outcomes(runs) if not np.isnan(one.peak)]
     for one in all_trainings:
         for other in all_trainings:
-            if one.sparse and not other.sparse and one.alike(other):
+            if one.sparse and not other.sparse and one.alike(other, "tokens"):
                 about = "greatest memory in use over each training"
                 return _saved(one.peak, other.peak, about, of_seeds(1), (one.name, other.name))
     for run in runs:

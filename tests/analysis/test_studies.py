@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.synthetic_training import make_training
+from support.synthetic_training import ROWS, make_training
 
 from twell.analysis import findings, studies, training_results
 from twell.analysis.claims import across
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD
+from twell.analysis.training import training_outcomes
 from twell.app.runs.study_figures import cost_and_gain
 from twell.workbench.errors import Missing
 from twell.workbench.run import manifest as manifests
@@ -35,9 +37,10 @@ def trained(tmp_path: Path) -> Trained:
         size: float = 1e6,
         dead: float = 0.2,
         speed: Any = None,
+        rows: int = ROWS,
         **recipe: Any,
     ) -> Run:
-        path = make_training(tmp_path / name).path
+        path = make_training(tmp_path / name, rows=rows).path
         record = {
             "recipe": {"l1": 0.01, **RECIPE, **recipe},
             "heldout": {"loss": loss, "nnz": [nnz - 10, nnz + 10], "dead": [dead, dead]},
@@ -130,6 +133,22 @@ def test_activation_and_little_l1(trained: Trained) -> None:
     assert answer(across.little_l1_is_free, relu, trained("dear", loss=4.2, l1=3e-5)).verdict == FAILS
     with pytest.raises(Missing, match="l1 = 0"):
         answer(across.little_l1_is_free, trained("much", l1=1e-3), relu)
+
+
+def test_a_training_that_was_stopped_is_not_compared_with_a_whole_one(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one whose L1 still rose."""
+    whole, stopped = trained("whole", l1=0.0), trained("stopped", loss=5.0, l1=3e-5, rows=3, minutes=1)
+    assert training_results([whole, stopped])["rise"].isna().all()
+    with pytest.raises(Missing, match="l1 = 0"):
+        answer(across.little_l1_is_free, whole, stopped)
+    with pytest.raises(Missing, match="differ in activation"):
+        answer(across.relu_costs, whole, trained("silu", loss=5.0, l1=0.0, activation="silu", rows=3))
+    rising = replace(training_outcomes([trained("little", l1=3e-5)])[0], l1_end=1e-5)
+    monkeypatch.setattr(across, "training_outcomes", lambda _: [*training_outcomes([whole]), rising])
+    with pytest.raises(Missing, match="l1 = 0"):
+        answer(across.little_l1_is_free)
 
 
 @pytest.mark.parametrize(
