@@ -23,7 +23,7 @@ from twell.workbench.run.store import Run
 BUNDLED = "demo-model"
 COMMAND = "`twell train --config NAME --text CORPUS --out RUN` records how a model gets sparse"
 SETTLED, NEARLY = 0.1, 0.25  # how far nnz at step 1 000 may be from the end's
-STEP = 1000
+STEP, ABOUT = 1000, 250  # and how far the log's nearest row may be from it
 STEP_RULE = "the interval lies above 1; below 0.985: reversed; below 1: does not hold; across 1: cannot be told"
 
 
@@ -59,6 +59,8 @@ def _settled(log: pd.DataFrame) -> Answer:
     if steps[-1] < 2 * STEP:
         raise Missing(f"The training has {steps[-1]:,} steps: to settle within {STEP:,} it takes twice as many.")
     at = log.iloc[int(np.abs(steps - STEP).argmin())]
+    if abs(at["step"] - STEP) > ABOUT:
+        raise Missing(f"The log's row nearest to step {STEP:,} is of step {int(at['step']):,}: it takes one nearby.")
     after = log[(log["step"] >= STEP)]["nnz"]
     end = log[log["step"] >= 0.9 * steps[-1]]["nnz"].mean()
     off = abs(at["nnz"] / end - 1)

@@ -10,8 +10,9 @@ import pytest
 
 from twell.analysis import findings
 from twell.analysis.claims.claim import HOLDS, UNTOLD
-from twell.analysis.claims.training import bundled_settles
+from twell.analysis.claims.training import _settled, bundled_settles
 from twell.analysis.shipped import recorded_trainings
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 
@@ -50,3 +51,10 @@ def test_the_bundled_log_tells_whether_sparsity_settles() -> None:
     answer = bundled_settles()
     at, *_, end = map(float, re.findall(r"\d+\.\d+", answer.says))
     assert (answer.verdict == HOLDS) == (abs(at / end - 1) <= 0.1)
+
+
+@pytest.mark.parametrize("steps", [(1, 5000, 10_000), (10_000, 20_000, 100_000)])
+def test_a_log_without_a_row_near_step_1000_tells_nothing_of_it(steps: tuple[int, ...]) -> None:
+    with pytest.raises(Missing, match=f"is of step {steps[0]:,}"):
+        _settled(pd.DataFrame({"step": steps, "nnz": [400.0, 40.0, 40.0]}))
+    assert _settled(pd.DataFrame({"step": [1, 900, 10_000], "nnz": [400.0, 40.0, 40.0]})).verdict == HOLDS
