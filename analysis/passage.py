@@ -79,8 +79,9 @@ def scale(run: Run, shade: str) -> Scale:
         high = float(by_neuron(run, layer=layer)["value_max"].iloc[neuron])
         return Scale(f"value of {shade}", "", 0.0, high, "0 to the largest of the run; unshaded: silent, or not kept")
     if shade == SURPRISAL:
+        # The loss at a first token, which is flagged, is the surprisal of the second, which is not.
         quantiles = run.sql(
-            "select quantile_cont(cast(loss as double), [0.01, 0.99]) as q from activity where flags = 0 and loss < 1e4"
+            "select quantile_cont(cast(loss as double), [0.01, 0.99]) as q from activity where loss < 1e4"
         )["q"][0]
         return Scale("surprisal of the token", "nats", float(quantiles[0]), float(quantiles[1]))
     layer = -1 if shade == ALL else int(shade[1:])

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
@@ -67,6 +68,16 @@ def test_the_stronger_shade_is_the_greater_value(show: Show, runs: Path, made_ru
     inside = known & (values > ends.low) & (values < ends.high)
     assert np.all(np.diff(drawn[inside][np.argsort(values[inside], kind="stable")]) >= 0)
     assert drawn[known].max() - drawn[known].min() > 0.3
+
+
+@pytest.mark.parametrize("length", [2, 9])
+def test_the_scale_of_surprisal_is_of_the_tokens_that_are_shaded(made: ModuleType, tmp_path: Path, length: int) -> None:
+    """That of a second token is the loss at the first, which is flagged: in texts of two tokens there is no other."""
+    run = made.make(tmp_path / "run", layers=2, sequences=30, length=length, parts=1)
+    rows = pd.concat([passage(run, sequence) for sequence in range(30)])
+    ends = scale(run, "surprisal")
+    known = rows["surprisal"].dropna()
+    assert (ends.low, ends.high) == pytest.approx(tuple(known.quantile([0.01, 0.99])))
 
 
 def test_the_loudest_places_are_those_of_the_rows(made_run: Run) -> None:
