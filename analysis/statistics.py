@@ -179,7 +179,7 @@ def quantiles(values: NDArray, counts: NDArray, shares: ArrayLike) -> NDArray:
 
 
 def grouped_median(values: NDArray, group: NDArray) -> NDArray:
-    """Return the median of each group's values, NaN left out; NaN for a group that has no other value.
+    """Return the median of each group's values, NaN left out; NaN for a group that has no other value, or none at all.
 
     values [n]: in any order; group [n]: the group of each value, a whole number from 0.
     """
@@ -187,7 +187,7 @@ def grouped_median(values: NDArray, group: NDArray) -> NDArray:
     starts = np.cumsum(np.bincount(group)) - np.bincount(group)
     number = np.bincount(group, ~np.isnan(values)).astype(int)
     low, high = starts + np.maximum(number - 1, 0) // 2, starts + number // 2
-    return (values[order[low]] + values[order[high]]) / 2
+    return np.where(number > 0, (values[order[low]] + values[order[high]]) / 2, np.nan)
 
 
 def mid_ranks(values: NDArray) -> NDArray:

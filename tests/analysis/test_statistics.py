@@ -107,6 +107,7 @@ def test_median_of_groups() -> None:
     values = np.concatenate([np.where(rng.random(60) < 0.2, np.nan, rng.normal(size=60)), [np.nan, np.nan, 3.0]])
     expected = pd.Series(values).groupby(group).median().reindex(range(10))
     np.testing.assert_array_equal(grouped_median(values, group), expected)
+    np.testing.assert_array_equal(grouped_median(np.array([1.0, 3.0, 20.0]), np.array([0, 0, 2])), [2, np.nan, 20])
 
 
 def test_ranks_with_ties() -> None:
