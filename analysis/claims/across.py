@@ -56,12 +56,8 @@ def scale(runs: Sequence[Run]) -> Answer:
         nnz, about = np.array([one.nnz for one in chosen]), f"one recipe, {sized(chosen)}"
         names = tuple(one.name for one in chosen)
     else:
-        captured = {
-            run.manifest.model.get("parameters") or 0: run
-            for run in runs
-            if run.has("activity") or run.manifest.summary_only
-        }
-        means = {size: by_layer(run)["mean"].mean() for size, run in sorted(captured.items()) if size}
+        captured = _captures(runs)
+        means = {size: by_layer(run)["mean"].mean() for size, run in sorted(captured.items())}
         if len(means) < LEAST_SIZES:
             raise Missing(
                 f"It takes trainings of {LEAST_SIZES} sizes of one recipe whose L1 had risen in full, got "
@@ -81,6 +77,18 @@ def scale(runs: Sequence[Run]) -> Answer:
         "none: one model of each size",
         names,
     )
+
+
+def _captures(runs: Sequence[Run]) -> dict[int, Run]:
+    """Return captures by their model's parameters: the most that count one thing, what fires or what is above a
+    threshold."""
+    alike: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        size = run.manifest.model.get("parameters")
+        if size and (run.has("activity") or run.manifest.summary_only):
+            counted = run.manifest.nnz_definition.partition(" in the ")[0]  # then by which product, in which precision
+            alike.setdefault(counted, {})[size] = run
+    return max(alike.values(), key=len, default={})
 
 
 def series(results: Sequence[TrainingOutcome], apart: Sequence[str]) -> list[TrainingOutcome]:

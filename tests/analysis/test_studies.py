@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,21 @@ def test_scale(trained: Trained, nnz: tuple[float, ...], verdict: str) -> None:
     manifests.update(runs[2].path, model={**runs[2].manifest.model, "parameters": 10**7})
     with pytest.raises(Missing, match="3 sizes"):
         answer(across.scale, *runs[:2], open_run(runs[2].path))
+
+
+def test_captures_of_several_sizes_count_one_thing(made: ModuleType, tmp_path: Path) -> None:
+    """What is above a threshold in one of them is not fewer, or more, of what fires in the others."""
+    gate, accumulator = "gate pre-activation > 0", " in the gate product's float32 accumulator (gated FFN, ReLU)"
+    runs = {}
+    for size, counted in enumerate((gate + accumulator, gate, "|hidden| > 0.01, hidden: …", gate), 1):
+        path = made.make(tmp_path / f"r{size}", layers=2, d_ff=1000 - 200 * size, sequences=10, parts=1).path
+        model = {**manifests.read(path).model, "parameters": 10**8 * size}
+        manifests.update(path, model=model, nnz_definition=counted)
+        runs[size] = open_run(path)
+    result = answer(across.scale, *runs.values())
+    assert (result.verdict, result.of) == (HOLDS, ("r1", "r2", "r4"))
+    with pytest.raises(Missing, match="captures of as many sizes, got 2"):
+        answer(across.scale, runs[1], runs[2], runs[3])
 
 
 @pytest.mark.parametrize(
