@@ -216,7 +216,7 @@ def _logits(
         rows[:, index] = as_float32(down[:, neuron])
     if norm_kind != RMS_NORM:
         rows -= rows.mean(axis=0)
-    norm = weights.ending("model.norm.weight", "final_layer_norm.weight")
+    norm = weights.ending("model.norm.weight", "decoder.final_layer_norm.weight")  # OPT's layers have such a norm too
     if norm is not None:
         rows *= (as_float32(norm) + (1.0 if norm_kind == LAYER_NORM_PLUS_ONE else 0.0))[:, None]
     return _products(unembedding, rows)[: _vocabulary_size(run, len(unembedding))], norm is not None

@@ -116,6 +116,21 @@ def test_a_head_of_its_own_and_other_dtypes(tiny: Run, tmp_path: Path, dtype: to
     np.testing.assert_allclose(frame["logit"].iloc[0], float(logits.max()), rtol=1e-4)
 
 
+@pytest.mark.parametrize("final", [True, False])
+def test_the_norm_of_a_layer_is_not_the_final_one(tiny: Run, tmp_path: Path, final: bool) -> None:
+    """An OPT's layers have a final_layer_norm each, and some OPTs none before the head."""
+    draw = torch.Generator().manual_seed(0)
+    down, head, norms = (torch.randn(shape, generator=draw) for shape in ((256, 768), (6144, 256), (2, 256)))
+    tensors = {"model.decoder.layers.0.fc2.weight": down, "lm_head.weight": head}
+    tensors["model.decoder.layers.0.final_layer_norm.weight"] = norms[0].clone()
+    if final:
+        tensors["model.decoder.final_layer_norm.weight"] = norms[1].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    logits = head @ (down[:, 7] * (norms[1] if final else 1))
+    frame = written(tiny, str(tmp_path), 0, 7)
+    assert frame.attrs["scaled"] == final and frame["token_id"].iloc[0] == int(logits.argmax())
+
+
 def test_weights_of_another_model_or_broken_ones_are_refused(tiny: Run, made_run: Run, tmp_path: Path) -> None:
     with pytest.raises(Missing, match="not this run's"):
         written(made_run, str(BUNDLED), 0, 0)
