@@ -119,10 +119,11 @@ def mean_error(n: ArrayLike, y: ArrayLike, y2: ArrayLike) -> NDArray:
 
 def welch_degrees(errors: ArrayLike, degrees: ArrayLike) -> NDArray:
     """Return the degrees of freedom of a difference of independent estimates (Satterthwaite, 1946; Welch, 1947), from
-    their standard errors and degrees of freedom, both [estimate, ...]."""
+    their standard errors and degrees of freedom, both [estimate, ...]; without any error, the least of theirs."""
     variance = np.asarray(errors, dtype=float) ** 2
     with np.errstate(divide="ignore", invalid="ignore"):
-        return variance.sum(axis=0) ** 2 / (variance**2 / np.asarray(degrees, dtype=float)).sum(axis=0)
+        welch = variance.sum(axis=0) ** 2 / (variance**2 / np.asarray(degrees, dtype=float)).sum(axis=0)
+    return np.where(variance.any(axis=0), welch, np.min(degrees, axis=0))
 
 
 def t_half(degrees: ArrayLike) -> NDArray:
@@ -138,8 +139,7 @@ def jackknife_error(estimate: ArrayLike, without: ArrayLike) -> NDArray:
     """Return the jackknife standard error of an estimate, from estimates that each leave one group of documents out.
 
     estimate [...]: over all groups; without [group, ...]: without each group. The delete-a-group jackknife is
-    √((R - 1)/R · Σ (θ_r - θ)²) with R groups: Kott (2001), Journal of Official Statistics 17. NaN with fewer than two
-    groups.
+    √((R - 1)/R · Σ (θ_r - θ)²) with R groups: Kott (2001), Journal of Official Statistics 17. NaN with under two.
     """
     without = np.asarray(without, dtype=float)
     groups = len(without)

@@ -111,3 +111,17 @@ def test_no_band_is_drawn_where_there_is_no_interval(runs: dict[tuple[int, int],
     assert bins.loc[late, ["low", "high"]].isna().all(axis=None) and (bins["low"] < bins["high"])[~late].all()
     stretches = _with_interval(bins[bins["layer"] == 0].assign(low=lambda b: b["low"].where(b["position_from"] != 3)))
     assert len(stretches) == 2 and sum(map(len, stretches)) == int((~late & (bins["layer"] == 0)).sum()) - 1
+
+
+def test_layers_that_fire_nothing_in_either_run_differ_by_nothing(made: ModuleType, tmp_path: Path) -> None:
+    """Over texts of their own too; of single documents nothing is known, though they show no error either."""
+
+    def silent(columns: dict[str, Any]) -> dict[str, Any]:
+        return {**columns, "nnz_01": np.zeros_like(columns["nnz_01"])}
+
+    for documents, told in ((20, True), (1, False)):
+        of_each: dict[str, Any] = {"sequences": 20, "of_document": 20 // documents, "neurons": False, "change": silent}
+        one, other = (made.make(tmp_path / f"{documents}-{seed}", seed=seed, layers=2, **of_each) for seed in (1, 2))
+        row = compare_layers([one, other]).set_index("layer").loc[1]
+        assert not row["paired"] and row["difference"] == 0
+        assert row[["low", "high"]].tolist() == [0, 0] if told else row[["low", "high"]].isna().all()
