@@ -90,7 +90,16 @@ def sums_of_counts(engine: Engine, run: Run, parts: list[Part]) -> Tables:
         files = [run.path / part.file for part in parts if part.table == name]
         if files and name != "activity":
             tables[name] = _typed(name, engine.arrow(added(name, rows_of(engine, name, files))))
+    if parts and _none_fired(run):
+        tables["neurons"] = _schema("neurons").empty_table()
     return tables
+
+
+def _none_fired(run: Run) -> bool:
+    """Return whether a run counted its neurons and none ever fired: it has no part of them, yet knows that all are
+    dead."""
+    counted = run.has("activity") and run.manifest.options.get("probes", "counts") != "counts"
+    return counted and not run.has("neurons") and not run.manifest.left_out
 
 
 def rows_of(engine: Engine, name: str, files: Sequence[Path]) -> ir.Table:
@@ -244,6 +253,10 @@ def added(name: str, rows: ir.Table) -> ir.Table:
 
 def _typed(name: str, table: pa.Table) -> pa.Table:
     """Return the columns that a summary is declared with, cast to their types."""
-    columns = SUMMARIES.tables[name].columns
-    schema = pa.schema([(c.name, pa.bool_() if c.type == "bool" else pa.type_for_alias(c.type)) for c in columns])
+    schema = _schema(name)
     return table.select(schema.names).cast(schema)
+
+
+def _schema(name: str) -> pa.Schema:
+    columns = SUMMARIES.tables[name].columns
+    return pa.schema([(c.name, pa.bool_() if c.type == "bool" else pa.type_for_alias(c.type)) for c in columns])

@@ -198,7 +198,8 @@ def _publish(run: Run, tables: dict[str, pa.Table], plan: _Plan, scored: bool) -
         remove_built(run)
         for name, declaration in SUMMARIES.tables.items():
             table = tables.get(name)
-            if table is None or (not table.num_rows and declaration.absent):
+            # Neurons of which none fired are known, as those of a run that did not count them are not.
+            if table is None or (not table.num_rows and declaration.absent and name != "neurons"):
                 run.summary_path(name).unlink(missing_ok=True)
                 continue
             temporary = folder(run) / f"{name}.tmp"

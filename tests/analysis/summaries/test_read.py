@@ -17,7 +17,9 @@ from twell.analysis import by_layer, by_neuron, ensure, summarize
 from twell.analysis.engines import duckdb
 from twell.analysis.engines.duckdb import DuckDBEngine
 from twell.analysis.summaries.read import open_summaries
+from twell.workbench.errors import Missing
 from twell.workbench.options import SummarizeOptions
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run, open_run
 
@@ -123,6 +125,23 @@ def test_neurons_merge_extremes(small: Run) -> None:
     ensure(small)
     parts = small.frame("neurons").groupby(["layer", "neuron"])
     assert by_neuron(small)["first_sequence"].max() == parts["first_sequence"].min().max()
+
+
+@pytest.mark.parametrize("probes", ["counts", "neurons"])
+def test_a_run_whose_neurons_never_fired_has_dead_ones(probes: str, made: ModuleType, tmp_path: Path) -> None:
+    def nothing(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {name: 0 * values for name, values in columns.items() if name.startswith("nnz_")}
+
+    made.make(tmp_path / "none", sequences=24, change=nothing, neurons=False, tiles=False)  # no part of their sums
+    manifests.update(tmp_path / "none", options={"probes": probes})
+    run = open_run(tmp_path / "none")
+    if probes == "counts":
+        assert by_layer(run)["dead"].isna().all()
+        with pytest.raises(Missing, match="captured with --probes counts"):
+            by_neuron(run)
+    else:
+        assert by_layer(run)["dead"].tolist() == run.widths.tolist()
+        assert len(by_neuron(run)) == run.neurons
 
 
 def test_off_a_terminal_a_line_a_run_is_said(small: Run, capsys: pytest.CaptureFixture[str]) -> None:
