@@ -21,12 +21,14 @@ from twell.analysis.figures.style import (
     DOTTED,
     GREY,
     SCALE,
+    ZERO,
     color_bar,
     finish,
     layer_axis,
     log_ticks,
     panel_title,
     spans,
+    zero_log_axis,
 )
 from twell.analysis.speed.potential import layer_potential
 from twell.analysis.speed.speedup import speedup
@@ -162,9 +164,8 @@ def _color_scale(low: float, high: float, right: float) -> dict[str, object]:
 
 
 def _add_quantiles(figure: go.Figure, layers: pd.DataFrame, column: int) -> None:
-    """Add a dot at each layer's mean nnz, on a line from p10 to p90, to panel `column`; logarithmic from 1 on."""
-    low, high = np.maximum(layers["p10"], 1), np.maximum(layers["p90"], 1)
-    mean = np.maximum(layers["mean"], 1)
+    """Add a dot at each layer's mean nnz, on a line from p10 to p90, to panel `column`; logarithmic, and 0 at ZERO."""
+    low, mean, high = (np.maximum(layers[name], ZERO) for name in ("p10", "mean", "p90"))
     middle = spans(low, high, layers["layer"], line={"color": BLUE, "width": 5}, opacity=0.3)
     figure.add_trace(middle, row=1, col=column)
     figure.add_scatter(
@@ -183,6 +184,9 @@ def _add_quantiles(figure: go.Figure, layers: pd.DataFrame, column: int) -> None
         col=column,
     )
     lowest, highest = float(min(low.min(), mean.min())), float(max(high.max(), mean.max()))
+    if lowest < 1:
+        zero_log_axis(figure, max(highest, 3), "neurons", row=1, col=column)
+        return
     ticks, labels = log_ticks(lowest / 1.5, highest * 1.5)
     figure.update_xaxes(
         type="log",

@@ -47,6 +47,17 @@ def test_a_row_a_layer_holds_what_the_answers_say(made_run: Run) -> None:
     assert named(figure) == ["mean nnz by position", "nnz: mean, middle 80 %", "never fired", "FFN speedup"]
 
 
+def test_counts_of_nothing_are_drawn_at_0(made_run: Run) -> None:
+    layers = by_layer(made_run)
+    layers.loc[0, ["p10", "p90", "mean"]] = 0
+    figure = layer_by_layer(position_blocks(made_run, blocks=16), layers, speedup(made_run))
+    _heat, lines, means = figure.data[:3]
+    axis = figure.layout.xaxis2
+    at = dict(zip(axis.tickvals, axis.ticktext, strict=True))
+    assert at[means.x[0]] == at[lines.x[0]] == at[lines.x[1]] == "0"
+    assert 10 ** axis.range[0] < means.x[0]
+
+
 def test_every_cell_of_the_map_can_be_chosen_and_says_what_it_says(made_run: Run) -> None:
     figure = with_links(layer_by_layer, position_blocks(made_run, blocks=16), by_layer(made_run), speedup(made_run))
     heat, points = figure.data[0], figure.data[-1]
