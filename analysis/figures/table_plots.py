@@ -27,6 +27,7 @@ OTHER_COLORS = ("#4a9c72", "#a06cc0", "#c75c6a", "#3f9aa8", "#8a7a3b")  # of a d
 BARS = "rgba(47, 126, 216, 0.36)"
 HEIGHT, LEGEND = 360, 110  # pixels of a dressed figure, and for the names at its right
 ENDS = 15  # tokens shown at each end of the ranking
+FEW = 16  # layers, of which each has its number on an axis
 
 
 def _figure(x: str, y: str, **layout: object) -> Figure:
@@ -37,9 +38,14 @@ def _figure(x: str, y: str, **layout: object) -> Figure:
     return Figure(layout={**plain, "xaxis_title": x, "yaxis_title": y, **layout})
 
 
+def _step(table: pd.DataFrame) -> int | None:
+    """Return the step between numbers on an axis of layers: 1 for few, which would have halves numbered too."""
+    return 1 if table["layer"].max() < FEW else None
+
+
 def layers(table: pd.DataFrame) -> Figure:
     """Draw by_layer: the median with the span from the tenth to the ninetieth percentile, and the mean."""
-    figure = _figure("layer", "nnz, neurons a token")
+    figure = _figure("layer", "nnz, neurons a token", xaxis_dtick=_step(table))
     reach = {"array": table["p90"] - table["p50"], "arrayminus": table["p50"] - table["p10"], "color": INK}
     figure.add_bar(x=table["layer"], y=table["p50"], error_y=reach, name="median, p10 to p90", marker_color="#a9c3dd")
     figure.add_scatter(x=table["layer"], y=table["mean"], name="mean", mode="markers", marker_color=SECOND)
@@ -51,7 +57,7 @@ def positions(table: pd.DataFrame) -> Figure:
     wide = table.pivot(index="layer", columns="position_from", values="relative")
     last = table.groupby("position_from")["position_to"].max()
     names = [str(a) if a == b else f"{a}–{b}" for a, b in last.items()]
-    figure = _figure("position", "layer", xaxis_type="category")
+    figure = _figure("position", "layer", xaxis_type="category", yaxis_dtick=_step(table))
     bar = {"title": "× layer mean,<br>2 and more"}
     figure.add_heatmap(z=wide.to_numpy(), x=names, y=wide.index, colorscale="RdBu_r", zmin=0, zmax=2, colorbar=bar)
     return figure
@@ -148,7 +154,7 @@ def origins(table: pd.DataFrame) -> Figure:
     name = str(table.columns[0])
     if not table["ratio"].notna().any():
         raise Missing(f"Every token is of one {name}, {table[name].iloc[0]}: there is none to compare it with.")
-    figure = _figure("layer", "nnz, × that of the others")
+    figure = _figure("layer", "nnz, × that of the others", xaxis_dtick=_step(table))
     _add_ratios(figure, table, "ratio_low", "ratio_high", name, {})
     figure.add_hline(y=1, line_dash="dot")
     return figure
@@ -160,7 +166,7 @@ STARTS = {"all": "all starts", "cut": "within a document", "document": "of a doc
 
 def starts(table: pd.DataFrame) -> Figure:
     """Draw first_positions: position 0 over later ones by layer, of documents and of cuts apart."""
-    figure = _figure("layer", "position 0, × later positions")
+    figure = _figure("layer", "position 0, × later positions", xaxis_dtick=_step(table))
     _add_ratios(figure, table, "low", "high", "start", STARTS)
     figure.add_hline(y=1, line_dash="dot")
     return figure
@@ -168,7 +174,7 @@ def starts(table: pd.DataFrame) -> Figure:
 
 def within(table: pd.DataFrame) -> Figure:
     """Draw surprisal_within: the correlation within tokens by layer, with its interval."""
-    figure = _figure("layer", "correlation with the next token's loss, within tokens")
+    figure = _figure("layer", "correlation with the next token's loss, within tokens", xaxis_dtick=_step(table))
     reach = {"array": table["high"] - table["pearson"], "arrayminus": table["pearson"] - table["low"], "color": INK}
     figure.add_scatter(x=table["layer"], y=table["pearson"], error_y=reach, mode="markers", marker_color=INK)
     figure.add_hline(y=0, line_dash="dot")
@@ -177,7 +183,7 @@ def within(table: pd.DataFrame) -> Figure:
 
 def expected(table: pd.DataFrame) -> Figure:
     """Draw entropy_correlation: the rank correlations of nnz by layer, with their intervals."""
-    figure = _figure("layer", "rank correlation with nnz")
+    figure = _figure("layer", "rank correlation with nnz", xaxis_dtick=_step(table))
     _add_ratios(figure, table.rename(columns={"spearman": "ratio"}), "low", "high", "of", {})
     figure.add_hline(y=0, line_dash="dot")
     return figure
@@ -185,7 +191,9 @@ def expected(table: pd.DataFrame) -> Figure:
 
 def identity(table: pd.DataFrame) -> Figure:
     """Draw token_identity: the share of the variance of nnz that the token explains, by layer."""
-    figure = _figure("layer", "variance of nnz that the token explains", yaxis_tickformat=".0%")
+    figure = _figure(
+        "layer", "variance of nnz that the token explains", yaxis_tickformat=".0%", xaxis_dtick=_step(table)
+    )
     figure.add_bar(x=table["layer"], y=table["icc"], name="of more such text", marker_color="#a9c3dd")
     figure.add_scatter(x=table["layer"], y=table["explained"], name="of this run", mode="markers", marker_color=SECOND)
     return figure
@@ -222,7 +230,7 @@ def depth(table: pd.DataFrame) -> Figure:
     size = 1 + int(table["other"].max())
     grid = np.full((size, size), np.nan)
     grid[table["layer"], table["other"]] = grid[table["other"], table["layer"]] = table["spearman"]
-    figure = _figure("layer", "layer")
+    figure = _figure("layer", "layer", xaxis_dtick=_step(table), yaxis_dtick=_step(table))
     figure.add_heatmap(z=grid, colorscale="RdBu_r", zmin=-1, zmax=1, colorbar={"title": "Spearman"})
     return figure
 

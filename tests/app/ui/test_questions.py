@@ -9,7 +9,17 @@ import pandas as pd
 import pytest
 from support.page_elements import markup
 
-from twell.analysis import across_layers, by_source, first_positions, reuse, tile_audit, token_identity
+from twell.analysis import (
+    across_layers,
+    by_layer,
+    by_source,
+    entropy_correlation,
+    first_positions,
+    reuse,
+    surprisal_within,
+    tile_audit,
+    token_identity,
+)
 from twell.analysis.figures import plots
 from twell.analysis.figures.neurons import density_bins, density_map
 from twell.analysis.figures.plots import dressed
@@ -64,6 +74,24 @@ def test_dots_of_one_layer_stand_beside_each_other(sampled: Run) -> None:
     assert len(figure.data) > 1 and len(set(places)) == len(places)
     for trace in figure.data:
         assert np.abs(np.asarray(trace.x) - np.asarray(trace.customdata)).max() < 0.5, "nearest to its own layer"
+
+
+@pytest.mark.parametrize(
+    ("question", "plot"),
+    [
+        (by_layer, plots.layers),
+        (surprisal_within, plots.within),
+        (entropy_correlation, plots.expected),
+        (first_positions, plots.starts),
+        (token_identity, plots.identity),
+        (across_layers, plots.depth),
+    ],
+)
+def test_no_half_of_a_layer_has_a_number(sampled: Run, question, plot) -> None:
+    table = question(sampled)
+    for drawn in (plot(table), dressed(plot(table))):
+        axes = [axis for axis in (drawn.layout.xaxis, drawn.layout.yaxis) if axis.title.text == "layer"]
+        assert axes and all(axis.dtick == 1 for axis in axes)
 
 
 def test_maps_of_many_layers_say_what_their_shades_are(sampled: Run) -> None:
