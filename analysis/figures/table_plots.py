@@ -43,6 +43,12 @@ def _step(table: pd.DataFrame) -> int | None:
     return 1 if table["layer"].max() < FEW else None
 
 
+def _varied(values: pd.Series) -> None:
+    """Raise Missing where no correlation has a value: axes alone would not say why."""
+    if values.isna().all():
+        raise Missing("What they correlate does not vary in this run.")
+
+
 def layers(table: pd.DataFrame) -> Figure:
     """Draw by_layer: the median with the span from the tenth to the ninetieth percentile, and the mean."""
     figure = _figure("layer", "nnz, neurons a token", xaxis_dtick=_step(table))
@@ -174,6 +180,7 @@ def starts(table: pd.DataFrame) -> Figure:
 
 def within(table: pd.DataFrame) -> Figure:
     """Draw surprisal_within: the correlation within tokens by layer, with its interval."""
+    _varied(table["pearson"])
     figure = _figure("layer", "correlation with the next token's loss, within tokens", xaxis_dtick=_step(table))
     reach = {"array": table["high"] - table["pearson"], "arrayminus": table["pearson"] - table["low"], "color": INK}
     figure.add_scatter(x=table["layer"], y=table["pearson"], error_y=reach, mode="markers", marker_color=INK)
@@ -183,6 +190,7 @@ def within(table: pd.DataFrame) -> Figure:
 
 def expected(table: pd.DataFrame) -> Figure:
     """Draw entropy_correlation: the rank correlations of nnz by layer, with their intervals."""
+    _varied(table["spearman"])
     figure = _figure("layer", "rank correlation with nnz", xaxis_dtick=_step(table))
     _add_ratios(figure, table.rename(columns={"spearman": "ratio"}), "low", "high", "of", {})
     figure.add_hline(y=0, line_dash="dot")
@@ -214,21 +222,16 @@ def covariates(table: pd.DataFrame) -> Figure:
     figure.update_layout(margin_l=150)
     sd = table["standardised"] / table["coefficient"].where(table["coefficient"] != 0, np.nan)
     reach = {"array": (table["high"] - table["coefficient"]) * sd, "color": INK}
-    figure.add_scatter(
-        x=table["standardised"],
-        y=table["covariate"].replace(COVARIATES),
-        error_x=reach,
-        mode="markers",
-        marker_color=INK,
-    )
+    names = table["covariate"].replace(COVARIATES)
+    figure.add_scatter(x=table["standardised"], y=names, error_x=reach, mode="markers", marker_color=INK)
     figure.add_vline(x=0, line_dash="dot")
     return figure
 
 
 def depth(table: pd.DataFrame) -> Figure:
     """Draw across_layers: the rank correlation of nnz between layers."""
-    size = 1 + int(table["other"].max())
-    grid = np.full((size, size), np.nan)
+    _varied(table["spearman"])
+    grid = np.full(2 * [1 + table["other"].max()], np.nan)
     grid[table["layer"], table["other"]] = grid[table["other"], table["layer"]] = table["spearman"]
     figure = _figure("layer", "layer", xaxis_dtick=_step(table), yaxis_dtick=_step(table))
     figure.add_heatmap(z=grid, colorscale="RdBu_r", zmin=-1, zmax=1, colorbar={"title": "Spearman"})

@@ -108,9 +108,10 @@ def draw_question(run: Run, question: Question) -> None:
         return
     if table.empty:
         raise Missing("There is nothing of the kind in this run.")
+    figure = built_once(dressed_plot, question.plot, table)
     with heading:
         widgets.heading(question.title, question.meaning, result)
-    widgets.draw(built_once(dressed_plot, question.plot, table), key, question.title, wide=True)
+    widgets.draw(figure, key, question.title, wide=True)
 
 
 def dressed_plot(plot: Callable[[pd.DataFrame], go.Figure], table: pd.DataFrame) -> go.Figure:

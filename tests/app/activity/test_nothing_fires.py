@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.page_elements import markup
 
 from twell.analysis.exports.command import export
 from twell.workbench.options import ExportOptions
@@ -55,6 +56,18 @@ def test_a_page_says_what_there_is(page: str, silent: Path, show: Callable[..., 
 def test_tokens_that_fire_nothing_are_listed(view: str, silent: Path, show: Callable[..., AppTest]) -> None:
     test = show(silent, "tokens", run="none", view=view)
     assert not test.exception and test.get("plotly_chart")
+
+
+def test_no_correlation_has_axes_alone(silent: Path, show: Callable[..., AppTest]) -> None:
+    titles = (
+        "Activity and surprise within tokens",
+        "Expected and actual surprise",
+        "Layers that are busy on the same tokens",
+    )
+    shown = markup(show(silent, "layers", run="none"))
+    listed = "; ".join(title[0].lower() + title[1:] for title in titles)
+    assert f"Left out: {listed}. What they correlate does not vary in this run." in shown
+    assert not any(title in shown for title in titles)
 
 
 def test_a_run_that_fires_is_compared_with_one_that_does_not(silent: Path, show: Callable[..., AppTest]) -> None:
