@@ -22,6 +22,7 @@ from twell.analysis.figures.style import (
     spans,
     whiskers,
 )
+from twell.workbench.errors import Missing
 from twell.workbench.run.schema import PREFILL
 from twell.workbench.run.store import Run
 
@@ -96,8 +97,12 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
 
     Args:
         speedup: the rows of `analysis.speedup`. Layers in which nothing fires are left out: the axis is logarithmic.
+
+    Raises Missing where no layer is left.
     """
     frame = speedup[speedup["nnz_mean"] > 0].sort_values("nnz_mean")
+    if frame.empty:
+        raise Missing("No neuron fires in the timed batches: there is no nnz to draw the speedup against.")
     names = layer_names(frame["layer"])
     axis_span = math.log(frame["nnz_mean"].max() / frame["nnz_mean"].min() * 2)
     # Labels of close neighbours would overlap: the slower ones' go under their dots. With many layers they are hidden.

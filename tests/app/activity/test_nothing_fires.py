@@ -39,6 +39,7 @@ def silent(tmp_path_factory: pytest.TempPathFactory, made: ModuleType) -> Path:
     given = {"layers": LAYERS, "sequences": 40, "timings": 0, "neurons": False, "tiles": False}
     made.make(folder / "none", change=nothing, **given)
     made.make(folder / "some", **given)
+    made.make(folder / "timed", change=nothing, **given | {"timings": 3})
     return folder
 
 
@@ -74,8 +75,9 @@ def test_a_run_that_fires_is_compared_with_one_that_does_not(silent: Path, show:
     assert not show(silent, "compare", run="some", **{"with": "none"}).exception
 
 
-def test_an_exported_page_has_no_nan(silent: Path, tmp_path: Path) -> None:
-    export(ExportOptions(run=silent / "none", out=tmp_path / "none.html"))
+@pytest.mark.parametrize(("run", "said"), [("none", ""), ("timed", "No neuron fires in the timed batches")])
+def test_an_exported_page_has_no_nan(run: str, said: str, silent: Path, tmp_path: Path) -> None:
+    export(ExportOptions(run=silent / run, out=tmp_path / "none.html"))
     page = re.sub("<script.*?</script>", "", (tmp_path / "none.html").read_text("utf-8"), flags=re.DOTALL)
-    assert "fires no neuron past the first position" in page
+    assert "fires no neuron past the first position" in page and said in page
     assert not re.search(r"\bnan\b", page, re.IGNORECASE)
