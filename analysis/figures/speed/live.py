@@ -75,5 +75,7 @@ def times_and_nnz(table: pd.DataFrame) -> go.Figure:
                 text=f"L{layer}", xanchor="left", xshift=6, showarrow=False, font={"color": WORDS}, **where
             )
         figure.update_yaxes(title=title, rangemode="tozero", row=row, col=1)
+    # One moment alone has no span: its axis would number billionths of a second.
+    figure.update_xaxes(rangemode="tozero" if table["seconds"].nunique() == 1 else "normal")
     figure.update_xaxes(title="seconds since the capture began", row=2, col=1)
     return figure

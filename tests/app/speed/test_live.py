@@ -72,6 +72,9 @@ def test_milliseconds_stand_above_nnz_on_one_axis(live: LiveRun) -> None:
     figure = times_and_nnz(table)
     assert len(figure.data) == 2 * live.layers
     assert list(figure.data[0].x) == list(figure.data[1].x)
+    assert figure.layout.xaxis2.rangemode == "normal"
+    alone = table[table["seconds"] == table["seconds"].min()]
+    assert times_and_nnz(alone).layout.xaxis2.rangemode == "tozero", "a single moment has no span of its own"
 
 
 def test_before_the_first_batch_its_axes_stand_there(
