@@ -238,11 +238,11 @@ def same_sequences(a: Run, b: Run) -> bool:
 
 def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
     """Return the difference of each token's z to the first run, those that differ most surely (for their half-width)
-    first; a row a token and run after the first. Columns: run; token_id; text; count, first_count; z, first_z;
-    difference, low, high (95 %, clustered by document); paired (whether the interval is over the differences within
-    documents: of runs over the same sequences whose rows are here, 8 million tokens at most; others are taken as
-    independent, which makes it too wide where they read the same). Missing where the vocabularies differ or no token
-    occurs often enough in both."""
+    first, or where no interval tells, those that differ most; a row a token and run after the first. Columns: run;
+    token_id; text; count, first_count; z, first_z; difference, low, high (95 %, clustered by document); paired (whether
+    the interval is over the differences within documents: of runs over the same sequences whose rows are here, 8
+    million tokens at most; others are taken as independent, which makes it too wide where they read the same). Missing
+    where the vocabularies differ or no token occurs often enough in both."""
     _require_two(runs)
     for run in runs[1:]:
         if run.manifest.tokenizer["vocab_size"] != runs[0].manifest.tokenizer["vocab_size"]:
@@ -268,10 +268,12 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
         for name, values in columns.items():
             piece[name] = np.asarray(values)
         piece["paired"] = paired
-        pieces.append(piece.assign(sure=(difference.abs() / half).to_numpy()))
+        pieces.append(piece.assign(sure=(difference.abs() / half).to_numpy(), size=difference.abs().to_numpy()))
     frame = pd.concat(pieces, ignore_index=True)
     if frame.empty:
         raise Missing(f"No token occurs {min_count} times in both runs: ask for a lower minimum count.")
-    frame = frame.sort_values(["sure", "token_id"], ascending=[False, True], ignore_index=True).drop(columns="sure")
+    order = {"sure": False, "size": False, "token_id": True}  # one document alone gives no interval: by size then
+    frame = frame.sort_values(list(order), ascending=list(order.values()), ignore_index=True)
+    frame = frame.drop(columns=["sure", "size"])
     frame.attrs = {"note": f"against {runs[0].name}"}
     return frame

@@ -163,17 +163,22 @@ def draw_by_token(runs: tuple[Run, Run]) -> None:
     """Draw the tokens whose z differs most clearly. Raises Missing if the runs have different vocabularies."""
     result = query_with_others(runs[0], [runs[1]], analysis.compare_tokens)
     frame = result.frame
+    told = frame["low"].notna().any()
+    intervals = (
+        "with 95 % intervals clustered by document, "
+        f"{'which both runs read' if frame['paired'].all() else 'the runs taken as independent'}"
+        if told
+        else "without intervals, as a single document gives none"
+    )
     widgets.heading(
-        "Tokens with the clearest difference",
-        f"z in {runs[0].name} minus z in {runs[1].name}, with 95 % intervals clustered by document, "
-        f"{'which both runs read' if frame['paired'].all() else 'the runs taken as independent'}, for "
-        f"{plural(len(frame), 'token')} that occur at least 20 times in both. Largest difference relative to its "
-        "standard error first.",
+        "Tokens with the clearest difference" if told else "Tokens with the largest difference",
+        f"z in {runs[0].name} minus z in {runs[1].name}, {intervals}, for {plural(len(frame), 'token')} that occur at "
+        f"least 20 times in both. Largest difference {'relative to its standard error ' if told else ''}first.",
         result,
     )
     lines = "".join(
         f"<div><span>{token_html(r.text)}</span><span>{fixed(r.z)}</span><span>{fixed(r.first_z)}</span>"
-        f"<span>{fixed(r.difference)} ({fixed(r.low)} to {fixed(r.high)})</span></div>"
+        f"<span>{fixed(r.difference)}{f' ({fixed(r.low)} to {fixed(r.high)})' if told else ''}</span></div>"
         for r in frame.head(LISTED_TOKENS).itertuples()
     )
     names = [html.escape(run.name) for run in runs]

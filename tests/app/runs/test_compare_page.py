@@ -12,11 +12,11 @@ from streamlit.testing.v1 import AppTest
 from support.copied_runs import copy_run
 from support.page_elements import figure, layout, markup, notices
 
-from twell.analysis import by_layer, compare_layers
+from twell.analysis import by_layer, compare_layers, compare_tokens
 from twell.analysis.changes import headline_changes
 from twell.analysis.figures.compare import frontier
 from twell.app.runs.changes_view import NAMES, most_changed_layer
-from twell.app.ui.formatting import number, percent, plural, signed, times
+from twell.app.ui.formatting import fixed, number, percent, plural, signed, times
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 
@@ -58,6 +58,19 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
     assert test.query_params["with"] == "counts"
     for gone in ("../made", "nowhere", "made"):
         assert not show(runs, "compare", run="made", **{"with": gone}).exception
+
+
+def test_tokens_of_one_document_go_by_their_difference_alone(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    one, other = (
+        made.make(tmp_path / f"book-{n}", layers=2, sequences=3, of_document=3, length=900, timings=0, seed=n)
+        for n in (1, 2)
+    )
+    table = compare_tokens([other, one])
+    assert table["low"].isna().all()
+    assert table["difference"].abs().is_monotonic_decreasing
+    html = markup(show(tmp_path, "compare", run="book-1", **{"with": "book-2"}))
+    assert "Tokens with the largest difference" in html and "without intervals, as a single document gives none" in html
+    assert f"<span>{fixed(table['difference'].iloc[0])}</span>" in html and "(– to –)" not in html
 
 
 def test_the_layer_that_changed_most_is_clear_and_told_in_neurons() -> None:
