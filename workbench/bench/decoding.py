@@ -14,18 +14,21 @@ Cost: keys and values of prompts and tokens in memory, and on first use the comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from twell.kernels.benchmark.timing import TimedCall, graphed
+from twell.kernels.benchmark.timing import TimedCall, graphed, start_timer
+from twell.workbench.bench.sides import DENSE, SPARSE, Sides
 from twell.workbench.models.load import LoadedModel
 
 SPARE = 8  # positions of the cache beyond prompt and tokens, for the steps that compile and capture
+PIECE = 8  # tokens after which the other side goes on with a generation
 
 
 class LayerCache:
@@ -155,9 +158,54 @@ def replaced(layers: Any, others: Sequence[Any]) -> Iterator[None]:
             layers[index] = block
 
 
-def generator(loaded: LoadedModel, prompts: Tensor, tokens: int) -> TimedCall:
-    """Return transformers' own greedy generation of exactly `tokens` tokens a sequence, with a cache that grows."""
-    settings: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+def generator(loaded: LoadedModel, prompts: Tensor, tokens: int, **more: Any) -> TimedCall:
+    """Return transformers' own greedy generation of exactly `tokens` tokens a sequence, with a cache that grows.
+
+    more: further arguments of its `generate`
+    """
+    settings: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, **more}
     mask = torch.ones_like(prompts)
     model: Any = loaded.model
     return partial(model.generate, prompts, attention_mask=mask, pad_token_id=0, use_cache=True, **settings)
+
+
+def generation_times(sides: Sides, prompts: Tensor, tokens: int, turns: int) -> dict[str, list[float]]:
+    """Return microseconds of a whole generation by side, turn by turn; a turn that is not timed comes first.
+
+    prompts, tokens: as of `generator`
+    A turn is two generations. In each the sides go on in turns, PIECE tokens each, and in the second the other one
+    begins: each side makes every token once. An eager generation is as fast as its host, which other work slows for
+    seconds at a time; so that slows both sides.
+    """
+    times: dict[str, list[float]] = {DENSE: [], SPARSE: []}
+    for turn in range(turns + 1):
+        halves = [_generate_in_turns(sides, prompts, tokens, order) for order in ((DENSE, SPARSE), (SPARSE, DENSE))]
+        for side, taken in times.items() if turn else ():
+            taken.append(sum(half[side] for half in halves))
+    return times
+
+
+def _generate_in_turns(sides: Sides, prompts: Tensor, tokens: int, order: Sequence[str]) -> dict[str, float]:
+    """Generate once, with the FFNs of each side in turns; return the microseconds that each took."""
+    taken, device = dict.fromkeys(order, 0.0), sides.loaded.device
+
+    def pieces() -> Generator[None, None, None]:
+        for side in cycle(order):
+            with sides.of(side):
+                stop = start_timer(device)
+                yield
+                taken[side] += stop()()
+
+    running = pieces()
+
+    def after_token(ids: Tensor, _scores: Any, **_: Any) -> Tensor:
+        if (ids.shape[1] - prompts.shape[1]) % PIECE == 0:
+            next(running)
+        return ids.new_zeros(len(ids), dtype=torch.bool)  # no sequence has ended
+
+    next(running)
+    generator(sides.loaded, prompts, tokens, stopping_criteria=[after_token])()
+    if tokens % PIECE:
+        next(running)
+    running.close()
+    return taken

@@ -6,9 +6,9 @@ decoding is replayed from a CUDA graph, with keys and values at fixed addresses.
 
     twell bench path/to/model --whole --text book.txt --out runs/mine
 
-Rows of the `bench` table: operations whole_… (a forward pass without the head), generate_… (prompts and all tokens) and
-step_… (one token of each sequence). Cost on a GPU: a minute and a half for 28 layers, most of it compiling, and six
-seconds for each pass on text and each step with --energy.
+Rows of the `bench` table: operations whole_… (a forward pass without the head), generate_… (prompts and all tokens; in
+eager mode the sides take the tokens in turns) and step_… (one token of each sequence). Cost on a GPU: a minute and a
+half for 28 layers, most of it compiling, and six seconds for each pass on text and each step with --energy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from twell.kernels.layout import Layout
 from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
 from twell.workbench.bench.cases import ROWS, TEXT, filled_up
-from twell.workbench.bench.decoding import Decoder, generator, replaced
+from twell.workbench.bench.decoding import Decoder, generation_times, replaced
 from twell.workbench.bench.layer_inputs import text_ids, uniform_ids
 from twell.workbench.bench.options import BenchOptions, whole_numbers
 from twell.workbench.bench.sides import DENSE, SPARSE, Sides
@@ -172,14 +172,8 @@ def _run_decoding(sides: Sides, case: WholeCase, compiled: bool, gauge: Gauge | 
     """Time generation by transformers, generation with a graph, and its steps, on both sides."""
     loaded, device = sides.loaded, sides.loaded.device
     tokens, sequences = TOKENS[device.type], len(case.ids)
-    eager = generator(loaded, case.ids, tokens)
-    generating = _timed(
-        sides,
-        {f"generate_{side}": (side, eager) for side in (DENSE, SPARSE)},
-        dict.fromkeys((f"generate_{side}" for side in (DENSE, SPARSE)), tokens * sequences),
-        None,
-        set(),
-    )
+    taken = generation_times(sides, case.ids, tokens, TURNS[device.type])
+    eager = {f"generate_{side}": times for side, times in taken.items()}
     torch.compiler.reset()
     runs: dict[str, tuple[str, TimedCall]] = {}
     for side in (DENSE, SPARSE):
@@ -191,9 +185,8 @@ def _run_decoding(sides: Sides, case: WholeCase, compiled: bool, gauge: Gauge | 
     for side in (DENSE, SPARSE):  # of one step
         timed.times[f"step_{side}"] = [time / tokens for time in timed.times[f"step_{side}"]]
         timed.tokens[f"step_{side}"] = sequences
-    return Timed(
-        generating.times | timed.times, generating.tokens | timed.tokens, generating.watts | timed.watts, timed.graphs
-    )
+    tokens_of = dict.fromkeys(eager, tokens * sequences) | timed.tokens
+    return Timed(eager | timed.times, tokens_of, timed.watts, timed.graphs)
 
 
 def _mean_nnz(loaded: LoadedModel, ids: Tensor) -> float:

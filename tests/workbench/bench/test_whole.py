@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from twell.analysis.exports import bench_cases
-from twell.workbench.bench import whole
+from twell.workbench.bench import decoding, whole
 from twell.workbench.bench.command import bench
 from twell.workbench.bench.decoding import Decoder, generator
 from twell.workbench.bench.options import BenchOptions
@@ -48,6 +48,31 @@ def test_each_side_runs_its_own_ffns_and_both_compute_the_same(loaded: LoadedMod
             assert ("LinearFFN" in kinds, "SparseFFN" in kinds) == (side == whole.DENSE, side == whole.SPARSE)
             outputs[side] = loaded.body(input_ids=prompts).last_hidden_state
     torch.testing.assert_close(outputs[whole.DENSE], outputs[whole.SPARSE], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [6, 4, 5])
+def test_both_sides_make_every_token_of_a_turn_once(
+    loaded: LoadedModel, prompts: torch.Tensor, tokens: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(decoding, "PIECE", 2)
+    pieces = iter(range(1, 1000))  # the n-th piece of all takes n microseconds
+    monkeypatch.setattr(decoding, "start_timer", lambda _device: lambda: lambda: float(next(pieces)))
+    sides, length = whole.Sides(loaded), prompts.shape[1]
+    made: list[tuple[str, int]] = []
+    for module, side in ((loaded.ffns[0], whole.SPARSE), (sides._holders[0][3], whole.DENSE)):
+        module.register_forward_hook(lambda _m, x, _y, side=side: made.append((side, x[0].shape[1])))
+    times = decoding.generation_times(sides, prompts, tokens, 2)
+    generations = [made[i : i + tokens] for i in range(0, len(made), tokens)]
+    assert len(generations) == 6 and [rows for _, rows in made[:tokens]] == [length] + [1] * (tokens - 1)
+    order = [[whole.DENSE, whole.SPARSE][i // 2 % 2] for i in range(tokens)]
+    other = [{whole.DENSE: whole.SPARSE, whole.SPARSE: whole.DENSE}[side] for side in order]
+    for i, generation in enumerate(generations):
+        assert [side for side, _ in generation] == (other if i % 2 else order)
+    each = (tokens + 1) // 2  # pieces of a generation; the first turn's are not counted
+    took = {whole.DENSE: [0.0, 0.0], whole.SPARSE: [0.0, 0.0]}
+    for i in range(2 * each, 6 * each):
+        took[generations[i // each][2 * (i % each)][0]][i // each // 2 - 1] += i + 1
+    assert times == took
 
 
 def test_rows_of_the_table(tiny: Path, texts: tuple[str, ...], tmp_path: Path, monkeypatch: Any) -> None:
