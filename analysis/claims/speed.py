@@ -108,10 +108,10 @@ def energy(run: Run) -> Answer:
     n = int(timing["energy_repeats"])
     saved = 1 - timing["energy"]
     return Answer(
-        f"a token takes {100 * saved:.0f} % less energy",
+        f"a token takes {100 * abs(saved):.0f} % {'more' if saved < 0 else 'less'} energy",
         f"power times time, sparse over dense, n = {n} batch{'es' if n != 1 else ''} with a reading: "
         f"{timing['energy']:.2f}; {conditions(run, WHOLE[1])}",
-        HOLDS if saved >= ENERGY else IN_PART if saved > 0 else REVERSED,
+        HOLDS if saved >= ENERGY else IN_PART if saved > 0 else REVERSED if saved < 0 else FAILS,
         f"at least {100 * ENERGY:g} % less; less at all: in part; more: reversed",
         "none: one reading" if n == 1 else f"none: {n} readings, the median",
     )

@@ -16,11 +16,11 @@ import pytest
 from scipy import stats
 
 from twell.analysis import ensure, findings, layer_gains, surprisal_within
-from twell.analysis.claims import across
+from twell.analysis.claims import across, speed
 from twell.analysis.claims.beyond import BEYOND
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD, VERDICTS
 from twell.analysis.claims.findings import markdown, side_by_side
-from twell.analysis.claims.speed import follows_nnz
+from twell.analysis.claims.speed import energy, follows_nnz
 from twell.analysis.claims.tokens import follows_surprisal
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
@@ -169,6 +169,20 @@ def test_speed(made: ModuleType, tmp_path: Path, gain: float, watts: float | Non
             claim: verdict for claim, verdict in verdicts_of(run).items() if words in claim and "neurons" not in claim
         }
         assert set(claims.values()) == {answer}, words
+
+
+@pytest.mark.parametrize(
+    ("joules", "says", "verdict"),
+    [(0.8, "20 % less", HOLDS), (0.95, "5 % less", IN_PART), (1.0, "0 % less", FAILS), (1.05, "5 % more", REVERSED)],
+)
+def test_energy_is_less_or_more(
+    run: Run, monkeypatch: pytest.MonkeyPatch, joules: float, says: str, verdict: str
+) -> None:
+    """As much energy is not more, and what is more is not said as a negative saving."""
+    timing = {"energy": joules, "energy_repeats": 3}
+    monkeypatch.setattr(speed, "_of_size", lambda *_: timing)
+    answer = energy(run)
+    assert (answer.verdict, answer.says) == (verdict, f"a token takes {says} energy")
 
 
 def test_contribution_is_preferred_where_the_whole_model_was_timed(made: ModuleType, tmp_path: Path) -> None:
