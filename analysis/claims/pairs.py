@@ -58,6 +58,12 @@ def named(both: Sequence[TrainingPair]) -> tuple[str, ...]:
     return tuple(one.name for pair in both for one in pair)
 
 
+def loss_of(results: Sequence[TrainingOutcome]) -> str:
+    """Return which loss of trainings is compared, in words: where none was measured on held-out text, of training."""
+    heldout = [one.heldout for one in results]
+    return "held-out loss" if all(heldout) else "held-out or training loss" if any(heldout) else "training loss"
+
+
 def listed(values: Sequence[float], form: str) -> str:
     """Return numbers in words, one a pair."""
     return " and ".join(format(value, form) for value in values)

@@ -15,7 +15,7 @@ import pytest
 from support.synthetic_training import ROWS, make_training
 
 from twell.analysis import findings, studies, training_results
-from twell.analysis.claims import across
+from twell.analysis.claims import across, pairs
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD
 from twell.analysis.training import training_outcomes
 from twell.app.runs.study_figures import cost_and_gain
@@ -149,6 +149,27 @@ def test_activation_and_little_l1(trained: Trained) -> None:
     assert answer(across.little_l1_is_free, relu, trained("dear", loss=4.2, l1=3e-5)).verdict == FAILS
     with pytest.raises(Missing, match="l1 = 0"):
         answer(across.little_l1_is_free, trained("much", l1=1e-3), relu)
+
+
+def test_a_training_without_held_out_text_is_compared_by_its_training_loss(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is said, and is not compared with the loss on held-out text."""
+    runs = [trained("relu", l1=0.0), trained("silu", l1=0.0, activation="silu"), trained("little", l1=3e-5)]
+    results = training_outcomes(runs)
+    for module in (across, pairs):
+        monkeypatch.setattr(module, "training_outcomes", lambda _: [replace(one, heldout=False) for one in results])
+    assert answer(across.relu_costs).says.startswith("training loss 4.000 nats with ReLU")
+    assert answer(across.little_l1_is_free).statistic.startswith("training loss 4.000 nats without L1")
+    monkeypatch.undo()
+    assert answer(across.relu_costs, *runs).says.startswith("held-out loss 4.000 nats with ReLU")
+    assert answer(across.little_l1_is_free, *runs).statistic.startswith("held-out loss 4.000 nats without L1")
+    mixed = [replace(one, heldout=one.name != "relu") for one in results]
+    for module in (across, pairs):
+        monkeypatch.setattr(module, "training_outcomes", lambda _: mixed)
+    assert answer(across.relu_costs).says.startswith("held-out or training loss")
+    with pytest.raises(Missing, match="l1 = 0"):
+        answer(across.little_l1_is_free)
 
 
 def test_a_training_that_was_stopped_is_not_compared_with_a_whole_one(
