@@ -24,8 +24,8 @@ class Bands:
 
     position [band]: mean position; mean, weight [layer, band]: mean nnz and its weight in a fit; without,
     without_weight [layer, replicate, band]: the same without one replicate (a twentieth of the documents); drop,
-    drop_error [layer]: mean nnz at early positions less that at late ones; half: of a 95 % interval, in standard
-    errors; drop_half: that of the drop, which fewer documents may tell.
+    drop_error [layer]: mean nnz at early positions less that at late ones; late [layer]: that at late ones; half: of a
+    95 % interval, in standard errors; drop_half: that of the drop, which fewer documents may tell.
     """
 
     position: NDArray
@@ -35,6 +35,7 @@ class Bands:
     without_weight: NDArray
     drop: NDArray
     drop_error: NDArray
+    late: NDArray
     half: float
     drop_half: float
 

@@ -36,6 +36,7 @@ from twell.workbench.run.store import Run
 LEAST_BANDS = 8
 DECISIVE = 2.0  # a smaller difference in AICc decides nothing (Burnham and Anderson, 2002, section 2.6)
 EARLY = 8  # positions before this one are early, those past the middle late
+LITTLE = 0.1  # of mean nnz past the middle: a drop that "no decay" rules out
 PARAMETERS = {"exponential": 4, "power law": 4, "two exponentials": 6}  # a variance included
 
 
@@ -47,11 +48,11 @@ def position_fit(run: Run) -> pd.DataFrame:
     past the middle, 95 %); a, b (neurons a token: the level far on, and what comes on top at position 0); decay,
     decay_low, decay_high (λ in tokens, 95 %); r2 (of the bands' means, weighted); power (k of the power law), power_r2;
     aicc, aicc_low, aicc_high (exponential less power law, 95 %: negative speaks for the exponential); first_ratio (mean
-    of position 0 over a); verdict: rises or no decay (by drop), else the best form: exponential, power law, two
-    exponentials, either (none is better than the others for certain), or cannot be told (λ or k is at the end of the
-    searched range: λ half a token to four times the longest sequence, k 0.02 to 8, and its interval then 0 to infinity;
-    or b is not above 0 for certain; or one document alone, or hardly more, reaches the later half, so that the drop has
-    no interval).
+    of position 0 over a); verdict: rises or no decay (by drop: its interval holds 0, and no 10 % of mean nnz past the
+    middle), else the best form: exponential, power law, two exponentials, either (none is better than the others for
+    certain), or cannot be told (λ or k is at the end of the searched range: λ half a token to four times the longest
+    sequence, k 0.02 to 8, and its interval then 0 to infinity; or b is not above 0 for certain; or the interval of the
+    drop holds both 0 and 10 %; or one document alone, or hardly more, reaches the later half, so that it has none).
     """
     summaries = open_summaries(run)
     rows = band_sums(summaries)
@@ -107,30 +108,30 @@ def _bands(run: Run, rows: dict[str, NDArray], positions: dict[str, NDArray]) ->
         without = np.where(remaining > 0, (y.sum(axis=1, keepdims=True) - y) / remaining, 0.0)
     place = (position / tokens)[-1]  # every layer has the same tokens, and so the same mean positions
     early, late = numbers < EARLY, place > place[-1] / 2
-    drop, drop_error = _contrast(n, y, early, late)
+    drop, drop_error, level = _contrast(n, y, early, late)
     half, *halves = (
         float(t_half(effective(size.sum(), (size**2).sum()) - 1))
         for size in (n[-1][:, chosen].sum(axis=1) for chosen in (slice(None), early, late))
     )
     drop_half = max(halves) if np.isfinite(halves).all() else float("nan")
     weight, rest = tokens / variance, remaining / variance[:, None]
-    return Bands(place, mean, weight, without, rest, drop, drop_error, half, drop_half)
+    return Bands(place, mean, weight, without, rest, drop, drop_error, level, half, drop_half)
 
 
-def _contrast(n: NDArray, y: NDArray, early: NDArray, late: NDArray) -> tuple[NDArray, NDArray]:
-    """Return mean nnz in early bands less that in late ones, and its jackknife standard error, each [layer].
+def _contrast(n: NDArray, y: NDArray, early: NDArray, late: NDArray) -> tuple[NDArray, NDArray, NDArray]:
+    """Return mean nnz in early bands less that in late ones, its jackknife standard error, and the latter, each
+    [layer].
 
     n, y [layer, replicate, band]: tokens and nnz; early, late [band]: masks.
     """
 
-    def difference(tokens: NDArray, nnz: NDArray) -> NDArray:
-        means = [nnz[..., chosen].sum(axis=-1) / tokens[..., chosen].sum(axis=-1) for chosen in (early, late)]
-        return means[0] - means[1]
+    def means(tokens: NDArray, nnz: NDArray) -> list[NDArray]:
+        return [nnz[..., chosen].sum(axis=-1) / tokens[..., chosen].sum(axis=-1) for chosen in (early, late)]
 
     with np.errstate(divide="ignore", invalid="ignore"):
-        whole = difference(n.sum(axis=1), y.sum(axis=1))
-        without = difference(n.sum(axis=1, keepdims=True) - n, y.sum(axis=1, keepdims=True) - y)
-    return whole, jackknife_error(whole, np.moveaxis(without, 1, 0))
+        first, last = means(n.sum(axis=1), y.sum(axis=1))
+        without = np.subtract(*means(n.sum(axis=1, keepdims=True) - n, y.sum(axis=1, keepdims=True) - y))
+    return first - last, jackknife_error(first - last, np.moveaxis(without, 1, 0)), last
 
 
 def _fits(bands: Bands, starts: NDArray) -> dict[str, NDArray]:
@@ -220,7 +221,9 @@ def _verdicts(bands: Bands, scores: Scores, at_end: tuple[NDArray, NDArray], cer
     ends = np.where(exponential_better, *at_end) & (verdicts != "two exponentials")
     verdicts[ends | ~np.where(exponential_better, *certain.values())] = "cannot be told"
     reach = bands.drop_half * bands.drop_error
-    verdicts[bands.drop <= reach] = "no decay"
+    level = bands.drop <= reach
+    verdicts[level] = "cannot be told"
+    verdicts[level & (bands.drop + reach <= LITTLE * bands.late)] = "no decay"
     verdicts[bands.drop < -reach] = "rises"
     verdicts[np.isnan(reach)] = "cannot be told"
     return verdicts

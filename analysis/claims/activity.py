@@ -10,7 +10,7 @@ import pandas as pd
 
 from twell.analysis.activity.layers import by_layer, mean_over_layers
 from twell.analysis.activity.origins import first_over_all
-from twell.analysis.activity.position_decay import position_fit
+from twell.analysis.activity.position_decay import LITTLE, position_fit
 from twell.analysis.activity.positions import by_position
 from twell.analysis.claims.claim import (
     FAILS,
@@ -187,7 +187,7 @@ def falls_exponentially(run: Run) -> Answer:
     layers, total = rows[rows["layer"] >= 0], rows[rows["layer"] == -1].iloc[0]
     counted = layers["verdict"].value_counts()
     verdicts = {"exponential": HOLDS, "rises": REVERSED, "no decay": FAILS}
-    if np.isnan(total["drop_low"]):
+    if not total["drop_low"] > 0:  # else it falls for certain, and its form alone cannot be told
         verdicts["cannot be told"] = UNTOLD
     return Answer(
         f"over all layers: {total['verdict']}, λ {total['decay']:.0f} tokens "
@@ -198,8 +198,8 @@ def falls_exponentially(run: Run) -> Answer:
         f"{total['r2']:.2f}; {int(total['tokens']):,} tokens",
         verdicts.get(total["verdict"], IN_PART),
         "early positions fire more than late ones, over all layers, with 95 % confidence, and an exponential describes "
-        "it "
-        "better than a power law or two exponentials, jackknifed; in part if it falls in another form",
+        "it better than a power law or two exponentials, jackknifed; in part if it falls in another form; does "
+        f"not hold if the interval holds 0 and no drop of {100 * LITTLE:g} % of the late mean",
         f"early less late {between(total['drop_low'], total['drop_high'])} neurons",
     )
 

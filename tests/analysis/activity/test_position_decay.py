@@ -12,6 +12,9 @@ import pytest
 from scipy.optimize import curve_fit
 
 from twell.analysis import position_fit
+from twell.analysis.activity.position_decay import LITTLE
+from twell.analysis.claims.activity import falls_exponentially
+from twell.analysis.claims.claim import FAILS, UNTOLD
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -89,6 +92,18 @@ def test_the_fit_is_that_of_scipy(run: Run) -> None:
 )
 def test_verdicts(made: ModuleType, tmp_path: Path, mean: Mean, verdict: str) -> None:
     assert set(position_fit(planted(made, tmp_path / "other", mean))["verdict"]) == {verdict}
+
+
+def test_a_wide_interval_around_0_is_no_evidence_of_no_decay(made: ModuleType, tmp_path: Path) -> None:
+    """Few sequences leave a drop of 10 % of what fires later possible; many rule it out, on the same counts."""
+    for sequences, verdict, settled in ((12, "cannot be told", UNTOLD), (60, "no decay", FAILS)):
+        run = planted(made, tmp_path / verdict, lambda p: 30 + 0 * p, sequences=sequences)
+        row = position_fit(run).iloc[-1]
+        assert row["drop_low"] < 0 < row["drop_high"]
+        rows = run.frame("activity").query("position > 80")
+        late = (rows["nnz_00"] + rows["nnz_01"]).mean()
+        assert (row["drop_high"] < LITTLE * late) == (verdict == "no decay")
+        assert (row["verdict"], falls_exponentially(run).verdict) == (verdict, settled)
 
 
 def test_two_exponentials_are_no_power_law(made: ModuleType, tmp_path: Path) -> None:
