@@ -39,6 +39,11 @@ def fired_csr(run: Run, layer: int) -> tuple[csr_matrix, pd.DataFrame]:
     return matrix, rows.select(["sequence", "position"]).to_pandas()
 
 
+def as_firings(matrix: csr_matrix, dtype: type[np.number]) -> csr_matrix:
+    """Return 1 where a matrix of `fired_csr` has a value: one that float16 rounded to 0 has fired as well."""
+    return csr_matrix((np.ones(matrix.nnz, dtype), matrix.indices, matrix.indptr), shape=matrix.shape)
+
+
 def together(run: Run, layer: int, limit: int = 100, min_fires: int = 20) -> pd.DataFrame:
     """Return the pairs of neurons of a layer that fire at least `min_fires` times each in the sample, most alike first.
     Columns:
@@ -47,7 +52,7 @@ def together(run: Run, layer: int, limit: int = 100, min_fires: int = 20) -> pd.
     of the two firings); lift (both over what independent neurons would share).
     """
     matrix, _positions = fired_csr(run, layer)
-    fired = (matrix != 0).astype(np.int32)
+    fired = as_firings(matrix, np.int32)
     fires = np.asarray(fired.sum(axis=0)).ravel()
     busy = np.flatnonzero(fires >= min_fires)
     if len(busy) < 2:
@@ -91,7 +96,7 @@ def fires_with(run: Run, layer: int, neuron: int) -> pd.DataFrame:
 
 def _in_sample(run: Run, layer: int, neuron: int) -> pd.DataFrame:
     """Return `fires_with` of a layer whose firings are sampled."""
-    fired = (fired_csr(run, layer)[0] != 0).astype(np.int64)
+    fired = as_firings(fired_csr(run, layer)[0], np.int64)
     n, count = fired.shape[0], np.asarray(fired.sum(axis=0)).ravel().astype(float)
     own = fired[:, [neuron]]
     both = np.asarray((fired.T @ own).todense()).ravel().astype(float)

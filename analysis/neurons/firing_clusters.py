@@ -14,7 +14,7 @@ import pandas as pd
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
-from twell.analysis.neurons.coactivation import fired_csr
+from twell.analysis.neurons.coactivation import as_firings, fired_csr
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
@@ -49,7 +49,7 @@ def firing_clusters(run: Run, layer: int | None = None, least: float = 0.3, min_
 def _clusters(run: Run, layer: int, least: float, min_fires: int) -> tuple[list[dict[str, object]], int]:
     """Return the rows of one layer, and how many of its neurons are in no cluster."""
     matrix, _ = fired_csr(run, layer)
-    fired = (matrix != 0).astype(np.float64)
+    fired = as_firings(matrix, np.float64)
     fires = np.asarray(fired.sum(axis=0)).ravel()
     busy = np.argsort(-fires, kind="stable")[:BUSIEST]
     busy = np.sort(busy[(fires[busy] >= min_fires) & (fires[busy] < fired.shape[0])])

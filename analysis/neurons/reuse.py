@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from twell.analysis.neurons.coactivation import fired_csr
+from twell.analysis.neurons.coactivation import as_firings, fired_csr
 from twell.analysis.statistics import effective, jackknife_error, t_half
 from twell.analysis.summaries.derived import drawn_interval
 from twell.analysis.summaries.documents import REPLICATES, read_documents
@@ -110,8 +110,7 @@ def _layers(run: Run) -> list[int]:
 def _fired(run: Run, layer: int) -> tuple[csr_matrix, pd.DataFrame]:
     """Return which neurons fired, 0 or 1 [token of the sample, d_ff], and where each token stands."""
     matrix, places = fired_csr(run, layer)
-    fired = csr_matrix((np.ones(matrix.nnz, np.int32), matrix.indices, matrix.indptr), shape=matrix.shape)
-    return fired, places
+    return as_firings(matrix, np.int32), places
 
 
 def _units(run: Run, places: pd.DataFrame) -> NDArray:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support import synthetic_probes
 from support.clusters import drawn_interval
 
-from twell.analysis import firing_clusters, reuse, reuse_cache
+from twell.analysis import firing_clusters, reuse, reuse_cache, together
 from twell.analysis.neurons import reuse as module
-from twell.analysis.neurons.coactivation import fired_csr
+from twell.analysis.neurons.coactivation import fired_csr, fires_with
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
@@ -92,6 +95,33 @@ def test_neurons_that_fire_together_are_one_cluster(
     assert table["phi"].tolist() == pytest.approx([1, 1])
     assert table["together"].tolist() == [1, 1]
     assert table.attrs["alone"] == {0: 40}
+
+
+def test_a_firing_whose_value_rounds_to_0_has_fired(
+    made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third value is below the least of float16: who fires with whom is what it is with larger ones."""
+
+    def faint(*options: Any) -> dict[str, Any]:
+        rows = drawn(*options)
+        return rows | {"value": [np.where(np.arange(len(each)) % 3, each, np.float16(1e-9)) for each in rows["value"]]}
+
+    drawn, runs = synthetic_probes.fired_rows, []
+    for name in ("plain", "faint"):
+        runs.append(made.make(tmp_path / name, layers=1, d_ff=64, sequences=20, parts=1, fired=True))
+        monkeypatch.setattr(synthetic_probes, "fired_rows", faint)
+    matrix = fired_csr(runs[1], 0)[0]
+    assert (matrix.data == 0).sum() > matrix.nnz / 4, "planted"
+    for question in (
+        reuse,
+        reuse_cache,
+        partial(together, layer=0),
+        partial(fires_with, layer=0, neuron=5),
+        partial(firing_clusters, least=0.01),
+    ):
+        tables = [question(run) for run in runs]
+        assert len(tables[0]) > 0
+        pd.testing.assert_frame_equal(*tables)
 
 
 def test_without_a_sample(made: ModuleType, tmp_path: Path, run: Run) -> None:
