@@ -39,14 +39,16 @@ NORMS = {  # by family, where the manifest does not say it: it leaves out RMS_NO
 
 
 class CheckpointTensors:
-    """The tensors of a checkpoint folder by name, memory-mapped."""
+    """The tensors of a checkpoint folder by name, memory-mapped, and its config."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.tensors = folder, dict[str, np.ndarray]()
+        self.folder, self.tensors, self.config = folder, dict[str, np.ndarray](), dict[str, Any]()
         try:
             for path in sorted(folder.glob("*.safetensors")):
                 self._map(path)
-        except (OSError, ValueError, KeyError) as error:
+            if (config := folder / "config.json").is_file():
+                self.config = dict(json.loads(config.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise Missing(f"The weights in {folder} cannot be read ({error}).") from None
         if not self.tensors:
             raise Missing(f"There are no safetensors in {folder}, so what the neuron writes cannot be told.")
@@ -155,7 +157,7 @@ def answers_to(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
         raise Missing(
             f"The weights in {folder} are not this run's: expected a gate product of {run.widths[layer]} × {width}."
         )
-    tokens, norm_kind = _vocabulary_size(run, len(embedding)), _norm_kind(run)
+    tokens, norm_kind = _vocabulary_size(run, len(embedding)), _norm_kind(run, weights)
     row = _gate_rows(weights, layer, np.array([neuron]), norm_kind)[0]
     matches = _products(embedding, row[:, None])[:tokens, 0]
     changed = max(file.stat().st_mtime_ns for file in path.glob("*.safetensors"))
@@ -202,7 +204,7 @@ def _logits(
     run: Run, weights: CheckpointTensors, neurons: tuple[tuple[int, int], ...]
 ) -> tuple[NDArray[np.float32], bool]:
     """Return what neurons add to the logits, float32 [vocab, neurons], and whether a final norm's scale is in it."""
-    norm_kind = _norm_kind(run)
+    norm_kind = _norm_kind(run, weights)
     width, unembedding = int(run.manifest.model["d_model"]), weights.unembedding()
     rows = np.empty((width, len(neurons)), np.float32)
     for index, (layer, neuron) in enumerate(neurons):
@@ -222,15 +224,21 @@ def _logits(
     return _products(unembedding, rows)[: _vocabulary_size(run, len(unembedding))], norm is not None
 
 
-def _norm_kind(run: Run) -> str:
+def _norm_kind(run: Run, weights: CheckpointTensors) -> str:
     """Return the kind of the model's norms. Missing for a family whose norms are not known: those of Gemma scale by
-    1 + weight, those of others subtract the mean or lie elsewhere, under the same names."""
+    1 + weight, those of others subtract the mean or lie elsewhere, under the same names. Missing for an OPT whose norms
+    come after a layer's products too: each scales all that was written before it anew."""
     model = run.manifest.model
     kind = model.get("norm") or NORMS.get(str(model.get("family")))
     if kind is None:
         raise Missing(
             f"How the norms of {model.get('family')} scale is not known, so what a neuron writes and reads cannot be "
             "told."
+        )
+    if weights.config.get("do_layer_norm_before") is False:
+        raise Missing(
+            "This model's norms stand after its FFNs (do_layer_norm_before is false), so those of all later layers "
+            "scale what a neuron writes: neither that nor what it reads can be told."
         )
     return str(kind)
 

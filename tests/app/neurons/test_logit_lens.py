@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
+from transformers import OPTConfig, OPTForCausalLM
 
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.logit_lens import NORMS, answers_to, promoted, written
@@ -131,10 +133,35 @@ def test_the_norm_of_a_layer_is_not_the_final_one(tiny: Run, tmp_path: Path, fin
     assert frame.attrs["scaled"] == final and frame["token_id"].iloc[0] == int(logits.argmax())
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_an_opt_whose_norms_come_last_is_refused(made: ModuleType, tmp_path: Path, before: bool) -> None:
+    """In a layer of it final_layer_norm stands after the FFN: the gate does not read through it, and what is written
+    goes through it. An OPT of the usual order is read."""
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 2, "vocab_size": 200}
+    config = OPTConfig(**sizes, num_attention_heads=2, max_position_embeddings=32, do_layer_norm_before=before)
+    OPTForCausalLM(config).save_pretrained(tmp_path / "opt")
+    run = made.make(tmp_path / "made", layers=2, d_ff=64, sequences=10)
+    manifests.update(run.path, model={**run.manifest.model, "family": "opt", "d_model": 32})
+    run = open_run(run.path)
+    for asked in (
+        partial(written, layer=1, neuron=3),
+        partial(answers_to, layer=1, neuron=3),
+        partial(promoted, neurons=((1, 3),)),
+    ):
+        if before:
+            assert asked(run, str(tmp_path / "opt")) is not None
+        else:
+            with pytest.raises(Missing, match="norms stand after its FFNs"):
+                asked(run, str(tmp_path / "opt"))
+
+
 def test_weights_of_another_model_or_broken_ones_are_refused(tiny: Run, made_run: Run, tmp_path: Path) -> None:
     with pytest.raises(Missing, match="not this run's"):
         written(made_run, str(BUNDLED), 0, 0)
     with pytest.raises(Missing, match="no safetensors"):
+        written(tiny, str(tmp_path), 0, 0)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(Missing, match="cannot be read"):
         written(tiny, str(tmp_path), 0, 0)
     (tmp_path / "x.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{nope")
     with pytest.raises(Missing, match="cannot be read"):
