@@ -39,8 +39,8 @@ class TrainingOutcome:
 
     recipe: its fields; d_ff: neurons of a layer, width: their mean over layers, where these differ; gated: whether its
     FFNs are; tokens: trained on; l1_end: coefficient of its last step; loss: nats, heldout: whether of held-out text;
-    nnz, dead: means over layers, on the held-out text if the training ended; peak: greatest memory, bytes;
-    speeds: by names of SPEEDS; sparse: whether any layer ran by sparse kernels.
+    nnz: mean over layers, dead: share of all neurons, on the held-out text if the training ended; peak: greatest
+    memory, bytes; speeds: by names of SPEEDS; sparse: whether any layer ran by sparse kernels.
     """
 
     name: str
@@ -115,7 +115,7 @@ def _ended(run: Run) -> TrainingOutcome | None:
         l1_end=float(steps["l1_coefficient"].iloc[-1]),
         loss=float(measured["loss"]),
         nnz=float(np.mean(measured["nnz"])),
-        dead=float(np.mean(measured["dead"])),
+        dead=float(np.average(np.broadcast_to(measured["dead"], run.layers), weights=run.widths)),
         peak=float(steps["peak_bytes"].astype(float).max()),
         speeds={name: float(speeds.get(name, np.nan)) for name in SPEEDS},
         sparse=bool((end["sparse_layers"].fillna(0) > 0).any()),
@@ -128,10 +128,10 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
     name; seed, layers, d_model, d_ff, activation, restart_every, l1 (of the recipe); ffn (gated or plain); parameters;
     tokens, steps (trained on); l1_end (the coefficient at its last step: below l1 where it still rose); loss (nats a
     token, held out; where a training has none, such as a Trainer's run, that of its last steps); rise (loss over that
-    of the training without L1 of the same recipe, length and seed, less 1; NaN where there is none); nnz, sparsity,
-    dead (means over layers, on the held-out text); ffn_speedup, model_speedup (dense over sparse time of FFNs and of
-    the whole forward pass), step_speedup (of a training step), cpu_ffn_speedup, cpu_model_speedup (NaN where they were
-    not measured).
+    of the training without L1 of the same recipe, length and seed, less 1; NaN where there is none); nnz (mean over
+    layers), sparsity, dead (share of all neurons), on the held-out text; ffn_speedup, model_speedup (dense over sparse
+    time of FFNs and of the whole forward pass), step_speedup (of a training step), cpu_ffn_speedup, cpu_model_speedup
+    (NaN where they were not measured).
     """
     results = training_outcomes(runs)
     rows = []
@@ -168,10 +168,10 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
 def training_steps(run: Run) -> pd.DataFrame:
     """Return the log of a training, a row each few steps, as table `training` has it, with four columns more.
 
-    Columns: those of `training` but for nnz_LL and dead_LL; nnz and dead (means over the layers); sparsity (1 − nnz /
-    d_ff); step_speedup (dense_step / sparse_step; NaN where they were not timed). attrs, of one that goes on from
-    another model: origin (its name) and origin_loss (nats, of that model on the held-out text). Raises Missing for
-    other runs.
+    Columns: those of `training` but for nnz_LL and dead_LL; nnz (mean over the layers); dead (share of all neurons);
+    sparsity (1 − nnz / d_ff); step_speedup (dense_step / sparse_step; NaN where they were not timed). attrs, of one
+    that goes on from another model: origin (its name) and origin_loss (nats, of that model on the held-out text).
+    Raises Missing for other runs.
     """
     frame = _log(run)
     nnz, dead = (frame[nnz_columns(run.layers, name)] for name in ("nnz", "dead"))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.synthetic_training import ROWS, make_training
 
-from twell.analysis import findings, studies, training_results
+from twell.analysis import findings, studies, training_results, training_steps
 from twell.analysis.claims import across, pairs
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD
 from twell.analysis.training import training_outcomes
@@ -44,7 +44,7 @@ def trained(tmp_path: Path) -> Trained:
         path = make_training(tmp_path / name, rows=rows).path
         record = {
             "recipe": {"l1": 0.01, **RECIPE, **recipe},
-            "heldout": {"loss": loss, "nnz": [nnz - 10, nnz + 10], "dead": [dead, dead]},
+            "heldout": {"loss": loss, "nnz": [nnz - 10, nnz + 10] * 2, "dead": [dead] * 4},
             "measured": {} if speed is None else {"model_speedup": speed},
         }
         manifest = manifests.read(path)
@@ -82,6 +82,19 @@ def test_results(trained: Trained, tmp_path: Path) -> None:
     assert table.loc["other", "loss"] == pytest.approx(5.5 - 0.1 * 11)  # its log's last, as it has no other
     with pytest.raises(Missing, match="is a training"):
         training_results([])
+
+
+def test_dead_neurons_are_a_share_of_all(trained: Trained) -> None:
+    """Where layers differ in width, on held-out text as in the log."""
+    run = trained("own")
+    widths, dead = np.array([512, 128, 256, 128]), np.array([0.5, 0.0, 0.1, 0.0])
+    record = dict(run.manifest.training or {})
+    record["heldout"] = {**record["heldout"], "dead": dead.tolist()}
+    manifests.update(run.path, model={**run.manifest.model, "widths": widths.tolist()}, training=record)
+    assert training_results([open_run(run.path)])["dead"].iloc[0] == pytest.approx(dead @ widths / widths.sum())
+    manifests.update(run.path, training={"recipe": record["recipe"]})
+    logged = open_run(run.path)
+    assert training_results([logged])["dead"].iloc[0] == pytest.approx(training_steps(logged)["dead"].iloc[-1])
 
 
 @pytest.mark.parametrize(("nnz", "verdict"), [((50, 40, 30), HOLDS), ((50, 55, 30), IN_PART), ((30, 40, 50), REVERSED)])
