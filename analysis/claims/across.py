@@ -62,12 +62,12 @@ def scale(runs: Sequence[Run]) -> Answer:
         if len(means) < LEAST_SIZES:
             raise Missing(
                 f"It takes trainings of {LEAST_SIZES} sizes of one recipe whose L1 had risen in full, got "
-                f"{max(len(depth), len(width))}, or captures of as many sizes, got {len(means)}: `twell train "
-                "--config paper-8x2048 --text CORPUS --out M`, the same with paper-18x2048 and paper-28x2048, then "
-                "`twell capture` of each."
+                f"{max(len(depth), len(width))}, or captures of one text of as many sizes, got {len(means)}: `twell "
+                "train --config paper-8x2048 --text CORPUS --out M`, the same with paper-18x2048 and paper-28x2048, "
+                "then `twell capture` of each."
             )
         says = ", ".join(f"{mean:.1f} at {size / 1e9:.2f} B" for size, mean in means.items())
-        nnz, about = np.array(list(means.values())), f"{len(means)} captures"
+        nnz, about = np.array(list(means.values())), f"{len(means)} captures of one text, the first of each size"
         names = tuple(captured[size].name for size in means)
     falls, whole = (np.diff(nnz) < 0).all(), nnz[-1] < nnz[0]
     return Answer(
@@ -81,14 +81,16 @@ def scale(runs: Sequence[Run]) -> Answer:
 
 
 def _captures(runs: Sequence[Run]) -> dict[int, Run]:
-    """Return captures by their model's parameters: the most that count one thing, what fires or what is above a
-    threshold."""
-    alike: dict[str, dict[int, Run]] = {}
+    """Return captures by their model's parameters: the most of one text that count one thing, what fires or what is
+    above a threshold, of one activation; of each size the first."""
+    alike: dict[object, dict[int, Run]] = {}
     for run in runs:
-        size = run.manifest.model.get("parameters")
+        size, definition = run.manifest.model.get("parameters"), run.manifest.nnz_definition
         if size and (run.has("activity") or run.manifest.summary_only):
-            counted = run.manifest.nnz_definition.partition(" in the ")[0]  # then by which product, in which precision
-            alike.setdefault(counted, {})[size] = run
+            # By whichever product, in whichever precision; a text without a checksum, of a killed run, is its own.
+            counted = definition.partition(" in the ")[0], "ReLU squared" in definition
+            text = [(entry.get("sha256") or run.path, entry.get("tokens")) for entry in run.manifest.text]
+            alike.setdefault((counted, tuple(text)), {}).setdefault(size, run)
     return max(alike.values(), key=len, default={})
 
 

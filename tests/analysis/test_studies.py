@@ -126,8 +126,19 @@ def test_captures_of_several_sizes_count_one_thing(made: ModuleType, tmp_path: P
         runs[size] = open_run(path)
     result = answer(across.scale, *runs.values())
     assert (result.verdict, result.of) == (HOLDS, ("r1", "r2", "r4"))
-    with pytest.raises(Missing, match="captures of as many sizes, got 2"):
+    with pytest.raises(Missing, match="captures of one text of as many sizes, got 2"):
         answer(across.scale, runs[1], runs[2], runs[3])
+    squared = gate + accumulator.replace("ReLU", "ReLU squared")
+    for other in ({"nnz_definition": squared}, {"text": [{**runs[4].manifest.text[0], "sha256": "1"}]}):
+        kept = {name: getattr(runs[4].manifest, name) for name in other}
+        manifests.update(runs[4].path, **other)
+        with pytest.raises(Missing, match="of as many sizes, got 2"):
+            answer(across.scale, runs[1], runs[2], open_run(runs[4].path))
+        manifests.update(runs[4].path, **kept)
+    again = made.make(tmp_path / "again", layers=2, d_ff=4000, sequences=10, parts=1)
+    manifests.update(again.path, model=runs[4].manifest.model, nnz_definition=gate)
+    result = answer(across.scale, *runs.values(), open_run(again.path))
+    assert result.of == ("r1", "r2", "r4") and result.statistic.endswith("of one text, the first of each size")
 
 
 @pytest.mark.parametrize(
