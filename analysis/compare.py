@@ -115,8 +115,9 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
 
     run; model; tokens (those counted: attrs["counted"] says which); loss (nats); nnz_mean (mean over layers); sparsity;
     dead_share; ffn_speedup, model_speedup (empty where not timed or where the reference ran); best (no other run is as
-    good in loss and in the share of neurons firing, and better in one; empty without a loss). Losses compare only over
-    the same text and vocabulary: attrs["note"] says if not, attrs["comparable"] is False then.
+    good in loss and in the share of neurons firing, and better in one; empty without a loss, and where losses cannot be
+    compared). Losses compare only over the same text and vocabulary: attrs["note"] says if not, attrs["comparable"] is
+    False then.
     """
     _require_two(runs)
     rows, damaged, notes = [], list[str](), list[str]()
@@ -133,8 +134,8 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     loss, firing = frame["loss"].to_numpy(), 1 - frame["sparsity"].to_numpy()
     behind = (loss[:, None] >= loss) & (firing[:, None] >= firing)
     beaten = (behind & ((loss[:, None] > loss) | (firing[:, None] > firing))).any(axis=1)
-    frame["best"] = pd.array(np.where(np.isnan(loss), None, ~beaten), dtype="boolean")
     same_text = of_one_text(runs)
+    frame["best"] = pd.array(np.where(np.isnan(loss) | (not same_text), None, ~beaten), dtype="boolean")
     note = "the same text" if same_text else "texts, their lengths or vocabularies differ, so losses cannot be compared"
     left_out = [f"{run.name}: {run.left_out.rstrip('.')}" for run in runs if run.left_out]
     note = "; ".join(["losses over other tokens cannot be compared", *left_out]) if left_out else note

@@ -183,7 +183,7 @@ def test_what_cannot_be_compared(run: Run, made: ModuleType, tmp_path: Path, cap
     assert sorted(compare_layers([run, other])["layer"]) == [0, 1], "as many as the shallower has"
     table = compare_runs([run, other])
     assert "cannot be compared" in table.attrs["note"]
-    assert pd.isna(table["best"].iloc[1])
+    assert table["best"].isna().all()
     compare(CompareOptions(runs=(run.path, other.path)))
     output = capsys.readouterr().out
     assert "cannot be compared" in output and " best\n" not in output, "no run is best where losses cannot be compared"
@@ -206,10 +206,12 @@ def test_a_run_whose_text_has_no_checksum_yet_is_like_no_other(run: Run, made: M
 def test_losses_over_more_of_one_text_are_not_compared(run: Run, sparser: Run, tmp_path: Path, name: str) -> None:
     """As with another --tokens: the checksum is the same, but the losses are over other tokens."""
     longer = open_run(shutil.copytree(sparser.path, tmp_path / "longer"))
-    assert compare_runs([run, longer]).attrs["comparable"]
+    table = compare_runs([run, longer])
+    assert table.attrs["comparable"] and table["best"].notna().all()
     edit_manifest(longer.path, lambda manifest: manifest["text"][0].update({name: 7}))
     table = compare_runs([run, open_run(longer.path)])
     assert not table.attrs["comparable"] and "their lengths" in table.attrs["note"]
+    assert table["best"].isna().all(), "nor told which is best, by its loss"
 
 
 def test_two_vocabularies_of_one_size_are_told_apart(
