@@ -210,8 +210,9 @@ def token_texts(bytes_of_tokens: Iterable[object]) -> list[str]:
 
 
 def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
-    """Return the positions of greatest value in the run, or in one phase of it, each token once, with the text around.
-    Columns: sequence, position, token_id (not for a neuron), value, before, token, after."""
+    """Return the positions of greatest value in the run, or in one phase of it, with the text around: each token once,
+    but for a neuron each of its firings. Columns: sequence, position, token_id (not for a neuron), value, before,
+    token, after."""
     if "/" in shade and (run.has("examples") or not run.has("fired")):
         rows = examples(run, *_neuron(run, shade), width=AROUND)
         rows = rows[rows["kind"] == "top"].head(SEEN).reset_index(drop=True)
