@@ -24,6 +24,7 @@ BUNDLED = "demo-model"
 COMMAND = "`twell train --config NAME --text CORPUS --out RUN` records how a model gets sparse"
 SETTLED, NEARLY = 0.1, 0.25  # how far nnz at step 1 000 may be from the end's
 STEP, ABOUT = 1000, 250  # and how far the log's nearest row may be from it
+BLOCKS = 4  # of successive rows, whose means are nearly independent where the rows are not
 STEP_RULE = "the interval lies above 1; below 0.985: reversed; below 1: does not hold; across 1: cannot be told"
 
 
@@ -118,18 +119,26 @@ def _phase_gains(run: Run) -> Answer | None:
     dense, sparse = (np.log(phase["tokens_per_second"].astype(float)) for phase in training_phases(run))
     if min(len(dense), len(sparse)) < LEAST_BATCHES:
         return None
-    gain, error = sparse.mean() - dense.mean(), np.sqrt(dense.var() / len(dense) + sparse.var() / len(sparse))
-    half = float(t_half(min(len(dense), len(sparse)) - 1)) * error
+    gain, error = sparse.mean() - dense.mean(), np.hypot(_blocks_error(dense), _blocks_error(sparse))
+    half = float(t_half(min(len(dense), len(sparse), BLOCKS) - 1)) * error
     low, ratio, high = np.exp([gain - half, gain, gain + half])
     end = training_phases(run)[1].iloc[-1]
     return Answer(
         f"training runs {ratio:.2f} times as fast, {np.exp(sparse.mean()):,.0f} tokens a second, once "
         f"{int(end['sparse_layers'])} of {run.layers} layers run by sparse kernels, as by dense ones before",
-        f"geometric means of {len(sparse)} rows of its log against {len(dense)}, at {end['nnz']:.1f} neurons a layer",
+        f"geometric means of {len(sparse)} rows of its log against {len(dense)}, interval by blocks of rows, at "
+        f"{end['nnz']:.1f} neurons a layer",
         _step_verdict(low, high),
         STEP_RULE,
         between(low, high),
     )
+
+
+def _blocks_error(rows: pd.Series) -> float:
+    """Return the standard error of the mean of successive rows of a log, over means of blocks of them: neighbours are
+    alike, and taken as independent a 95 % interval holds the truth 70 % of the time where they correlate at 0.6."""
+    means = [block.mean() for block in np.array_split(rows.to_numpy(), min(BLOCKS, len(rows)))]
+    return float(np.std(means, ddof=1) / np.sqrt(len(means)))
 
 
 CLAIMS = (
