@@ -138,14 +138,14 @@ def t_half(degrees: ArrayLike) -> NDArray:
 def jackknife_error(estimate: ArrayLike, without: ArrayLike) -> NDArray:
     """Return the jackknife standard error of an estimate, from estimates that each leave one group of documents out.
 
-    estimate [...]: over all groups; without [group, ...]: without each group. The delete-a-group jackknife is
-    √((R - 1)/R · Σ (θ_r - θ)²) with R groups: Kott (2001), Journal of Official Statistics 17. NaN with under two.
+    estimate [...]: over all groups; without [group, ...]: without each group. √((R - 1)/R · Σ (θ_r - θ)²): Kott (2001),
+    Journal of Official Statistics 17. R groups change the estimate, others have no say in it. NaN with under two.
     """
-    without = np.asarray(without, dtype=float)
-    groups = len(without)
-    if groups < 2:
+    apart = np.asarray(without, dtype=float) - np.asarray(estimate)
+    if len(apart) < 2:
         return np.full(np.shape(estimate), np.nan)
-    return np.sqrt((groups - 1) / groups * ((without - np.asarray(estimate)) ** 2).sum(axis=0))
+    share = 1 / np.maximum(np.count_nonzero(apart, axis=0), 2)
+    return np.sqrt((1 - share) * (apart**2).sum(axis=0))
 
 
 def band(number: NDArray) -> NDArray:

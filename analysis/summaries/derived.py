@@ -21,7 +21,6 @@ from twell.analysis.statistics import (
     distinct,
     effective,
     grouped_spearman,
-    jackknife_error,
     rank_share,
     t_half,
 )
@@ -188,7 +187,8 @@ def drawn_interval(estimate: NDArray, without: NDArray, degrees: float) -> tuple
     less one. The ends are the same for the same numbers. Under FEWEST_GROUPS, Student's interval with the jackknife's
     error.
     """
-    groups, half, error = len(without), t_half(degrees), jackknife_error(estimate, without)
+    groups, half = len(without), t_half(degrees)
+    error = np.sqrt((groups - 1) / groups * ((without - estimate) ** 2).sum(axis=0))  # of all groups, as the draws are
     if groups < FEWEST_GROUPS or np.isnan(half):
         return estimate - half * error, estimate + half * error
     tail = ndtr(ndtri(TAIL) * half / t_half(groups - 1))

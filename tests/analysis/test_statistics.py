@@ -189,3 +189,17 @@ def test_distinct_numbers() -> None:
     assert distinct_values.tolist() == expected.tolist()
     assert place.tolist() == inverse.tolist()
     assert [len(values) for values in distinct(numbers[:0])] == [0, 0]
+
+
+def test_a_jackknife_counts_the_groups_that_have_a_say() -> None:
+    """A place that two groups of twenty reach has the error of a mean of two, of which the others know nothing."""
+    rng = np.random.default_rng(7)
+    for reached in (2, 3, 20):
+        n = np.zeros(20)
+        n[:reached] = 50
+        y = n * rng.normal(size=20)
+        with np.errstate(invalid="ignore"):
+            error = jackknife_error(y.sum() / n.sum(), (y.sum() - y) / (n.sum() - n))
+        means = y[:reached] / 50
+        assert error == pytest.approx(means.std(ddof=1) / np.sqrt(reached))
+    assert np.isnan(jackknife_error(1.0, [2.0])) and jackknife_error(1.0, [1.0, 1.0]) == 0
