@@ -2,13 +2,13 @@
 
     position_fit(run)   a row a layer, and one for their sum: a + b·exp(-p/λ), a + b·p^(-k), and two exponentials
 
-First: does nnz fall at all? Positions 1 to 7 are compared with the later half, with an interval. Then each curve is
-fitted to the means of bands of positions, without position 0, by least squares; the weight of a band is its number of
-tokens over their variance. Given λ (or k) the fit is linear in a and b, so only λ (or k) is searched for (variable
-projection: Golub and Pereyra, 1973). Intervals, those of differences in AICc (Hurvich and Tsai, 1989) too, leave out
-one twentieth of the documents at a time, and each refit is one Gauss-Newton step: neither the tokens of a document nor
-the means at two positions are independent, so a difference in AICc of 2 decides nothing by itself. Cost: 0.1 s for 28
-layers.
+First: does nnz fall at all? Positions 1 to 7, as far as they lie before it, are compared with the later half, with an
+interval. Then each curve is fitted to the means of bands of positions, without position 0, by least squares; the weight
+of a band is its number of tokens over their variance. Given λ (or k) the fit is linear in a and b, so only λ (or k) is
+searched for (variable projection: Golub and Pereyra, 1973). Intervals, those of differences in AICc (Hurvich and Tsai,
+1989) too, leave out one twentieth of the documents at a time, and each refit is one Gauss-Newton step: neither the
+tokens of a document nor the means at two positions are independent, so a difference in AICc of 2 decides nothing by
+itself. Cost: 0.1 s for 28 layers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from twell.workbench.run.store import Run
 
 LEAST_BANDS = 8
 DECISIVE = 2.0  # a smaller difference in AICc decides nothing (Burnham and Anderson, 2002, section 2.6)
-EARLY = 8  # positions before this one are early, those past the middle late
+EARLY = 8  # positions before this one are early, unless they are late: past the middle
 LITTLE = 0.1  # of mean nnz past the middle: a drop that "no decay" rules out
 PARAMETERS = {"exponential": 4, "power law": 4, "two exponentials": 6}  # a variance included
 
@@ -44,15 +44,16 @@ def position_fit(run: Run) -> pd.DataFrame:
     """Fit an exponential and a power law to mean nnz by position; a row a layer, then layer -1, the sum over layers.
     Columns:
 
-    layer; tokens; bands (of positions, from 1 on); drop, drop_low, drop_high (mean nnz at positions 1 to 7 less that
-    past the middle, 95 %); a, b (neurons a token: the level far on, and what comes on top at position 0); decay,
-    decay_low, decay_high (λ in tokens, 95 %); r2 (of the bands' means, weighted); power (k of the power law), power_r2;
-    aicc, aicc_low, aicc_high (exponential less power law, 95 %: negative speaks for the exponential); first_ratio (mean
-    of position 0 over a); verdict: rises or no decay (by drop: its interval holds 0, and no 10 % of mean nnz past the
-    middle), else the best form: exponential, power law, two exponentials, either (none is better than the others for
-    certain), or cannot be told (λ or k is at the end of the searched range: λ half a token to four times the longest
-    sequence, k 0.02 to 8, and its interval then 0 to infinity; or b is not above 0 for certain; or the interval of the
-    drop holds both 0 and 10 %; or one document alone, or hardly more, reaches the later half, so that it has none).
+    layer; tokens; bands (of positions, from 1 on); drop, drop_low, drop_high (mean nnz at positions 1 to 7 up to the
+    middle, less that past it, 95 %); a, b (neurons a token: the level far on, and what comes on top at position 0);
+    decay, decay_low, decay_high (λ in tokens, 95 %); r2 (of the bands' means, weighted); power (k of the power law),
+    power_r2; aicc, aicc_low, aicc_high (exponential less power law, 95 %: negative speaks for the exponential);
+    first_ratio (mean of position 0 over a); verdict: rises or no decay (by drop: its interval holds 0, and no 10 % of
+    mean nnz past the middle), else the best form: exponential, power law, two exponentials, either (none is better than
+    the others for certain), or cannot be told (λ or k is at the end of the searched range: λ half a token to four times
+    the longest sequence, k 0.02 to 8, and its interval then 0 to infinity; or b is not above 0 for certain; or the
+    interval of the drop holds both 0 and 10 %; or one document alone, or hardly more, reaches the later half, so that
+    it has none).
     """
     summaries = open_summaries(run)
     rows = band_sums(summaries)
@@ -107,7 +108,8 @@ def _bands(run: Run, rows: dict[str, NDArray], positions: dict[str, NDArray]) ->
     with np.errstate(divide="ignore", invalid="ignore"):
         without = np.where(remaining > 0, (y.sum(axis=1, keepdims=True) - y) / remaining, 0.0)
     place = (position / tokens)[-1]  # every layer has the same tokens, and so the same mean positions
-    early, late = numbers < EARLY, place > place[-1] / 2
+    late = place > place[-1] / 2
+    early = (numbers < EARLY) & ~late
     drop, drop_error, level = _contrast(n, y, early, late)
     half, *halves = (
         float(t_half(effective(size.sum(), (size**2).sum()) - 1))

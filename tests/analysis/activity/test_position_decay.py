@@ -119,6 +119,18 @@ def test_a_straight_fall_has_no_length(made: ModuleType, tmp_path: Path) -> None
     assert np.isinf(table["decay_high"]).all()
 
 
+@pytest.mark.parametrize("length", [9, 12, 14])
+def test_no_position_is_early_and_late(made: ModuleType, tmp_path: Path, length: int) -> None:
+    """Of sequences whose middle lies before position 8, the two halves are compared."""
+
+    def change(columns: dict[str, Any]) -> dict[str, Any]:
+        fires = np.where(columns["position"] <= columns["position"].max() / 2, 50, 30).astype(np.uint16)
+        return {**columns, "nnz_00": fires, "nnz_01": fires}
+
+    row = position_fit(made.make(tmp_path / "made", layers=2, sequences=200, length=length, change=change)).iloc[0]
+    assert row[["drop", "drop_low", "drop_high"]].tolist() == pytest.approx([20, 20, 20])
+
+
 def test_short_sequences(made: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(Missing, match="sequences of 9 tokens or more"):
         position_fit(made.make(tmp_path / "short", length=5, sequences=20, parts=1))
