@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import DEAD_BOUND, unflagged_tokens
 from twell.analysis.summaries.read import Summaries, open_summaries
-from twell.workbench.errors import UserError
+from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.checks.uncounted import no_counted_token
 from twell.workbench.run.schema import NEVER_SEQUENCE
 from twell.workbench.run.store import Run
@@ -106,16 +106,25 @@ def dead_curve(run: Run, points: int = 40) -> pd.DataFrame:
         raise UserError(f"Expected at least 2 points, got {points}.")
     summaries = open_summaries(run)
     first = _table(summaries, "first_sequence", NEVER_SEQUENCE)
-    sequences = max(run.manifest.sequences, int(first.max()) + 1, 1)
-    points_at = np.unique(np.round(np.geomspace(1, sequences, points)).astype(int))
+    numbers = _sequences(run, int(first.max()) + 1)
+    points_at = np.unique(np.round(np.geomspace(1, max(len(numbers), 1), points)).astype(int))
     pieces = []
     for layer, width in enumerate(run.widths):
-        woken = np.sort(first[layer][first[layer] != NEVER_SEQUENCE])
+        woken = np.searchsorted(numbers, np.sort(first[layer][first[layer] != NEVER_SEQUENCE]))
         share = 1 - np.searchsorted(woken, points_at, side="left") / width
         pieces.append(pd.DataFrame({"layer": layer, "sequences": points_at, "dead_share": share}))
     frame = pd.concat(pieces, ignore_index=True)
     frame.attrs = _about(run, unflagged_tokens(summaries))
     return frame
+
+
+def _sequences(run: Run, least: int) -> NDArray:
+    """Return the numbers of the run's sequences, ascending: some are left out where parts are, and where a beam had
+    read no token. A summary-only copy does not list them: all up to `least` and to their number."""
+    try:
+        return np.sort(run.arrow("sequences", ["sequence"])["sequence"].to_numpy())
+    except Missing:
+        return np.arange(max(run.manifest.sequences, least))
 
 
 def dead_mask(run: Run) -> NDArray[np.bool_]:

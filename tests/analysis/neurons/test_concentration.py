@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -64,6 +65,27 @@ def test_dead_curve(run: Run) -> None:
         assert row.dead_share == pytest.approx(1 - woken / run.d_ff)
     last = dead_curve(run).groupby("layer")["dead_share"].last()
     np.testing.assert_allclose(last, by_layer(run)["dead_share"])
+
+
+def test_a_curve_of_dead_neurons_counts_sequences_and_not_their_numbers(
+    made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers have gaps where parts are left out, and where a beam had read no token."""
+    whole = made.make(tmp_path / "whole", sequences=40, parts=1)
+    sums = made.neuron_sums
+
+    def spread(*options: Any) -> dict[str, Any]:
+        columns = sums(*options)
+        return columns | {"first_sequence": columns["first_sequence"] * 5}
+
+    monkeypatch.setattr(made, "neuron_sums", spread)
+
+    def gaps(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {"sequence": columns["sequence"] * 5}
+
+    run = made.make(tmp_path / "gaps", sequences=40, parts=1, change=gaps)
+    assert dead_curve(run)["sequences"].max() == 40
+    pd.testing.assert_frame_equal(dead_curve(run), dead_curve(whole))
 
 
 def test_dead_neurons(run: Run) -> None:
