@@ -73,11 +73,17 @@ CSS = """<style>
 .st-key-nav .st-key-group-0 { border-left: none; padding-left: 0; }
 /* its links reach below it, and what reaches out of a box that scrolls sideways scrolls it down too */
 .stApp .st-key-nav { overflow-x: auto; scrollbar-width: none; padding-bottom: 6px; margin-bottom: -6px; }
+/* its links are all in sight, and the fields beside them give way; where it is narrower, the fields stand below */
+@media (min-width: 1251px) {
+  .stApp .st-key-bar > :has(> .st-key-nav) { flex: 1 0 max-content !important; }
+  .st-key-bar > :is(.stElementContainer, :has(> .stForm)) { flex: 99 1 8rem !important; max-width: 280px; }
+}
 @media (max-width: 1250px) {
   .stApp :is([data-testid="stLayoutWrapper"], .stElementContainer):has(> .st-key-nav) { flex-basis: 100% !important; }
   .stApp .st-key-nav [data-testid="stPageLink"] a { padding: .2rem .4rem; }
-  /* more links lie to the right: the last one in sight fades */
-  .stApp .st-key-nav { padding-right: 1.6rem; mask-image: linear-gradient(to left, transparent, #000 1.6rem); }
+  /* more links lie to the right, or to the left once scrolled: the last ones in sight fade */
+  .stApp .st-key-nav { padding-inline: 1.5rem; margin-left: -1.5rem; width: calc(100% + 1.5rem); max-width: none;
+    mask-image: linear-gradient(to right, transparent, #000 1.5rem calc(100% - 1.5rem), transparent); }
   .st-key-bar { padding-right: 2rem; }
   .tw-group { padding: 0 .4rem; letter-spacing: -.01em; }
   .st-key-bar > :is(.stElementContainer, :has(> .stForm)) { flex: 1 1 8rem !important; min-width: 0; }
