@@ -10,7 +10,7 @@ from twell.analysis.figures import plots
 from twell.analysis.figures.layers import layer_rows
 from twell.app.activity.layer_data import BY_LAYER, SURPRISAL, by_surprisal, distributions
 from twell.app.ui import widgets
-from twell.app.ui.formatting import percent, plural, rare
+from twell.app.ui.formatting import BANDS, percent, plural, rare, without_intervals
 from twell.app.ui.query import Query, fetch, query
 from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run
@@ -102,14 +102,12 @@ def draw_surprisal(run: Run) -> None:
     with heading_area:  # Streamlit's spinner appears here while the table is computed
         figure = by_surprisal(run, of)
     loss = "the prediction made at the token" if of == "next" else "the token itself, as predicted before it"
+    caption = (
+        f"Mean nnz relative to the layer's mean, against the loss of {loss}, in bins of equally many tokens. The last "
+        f"bin is open-ended and drawn at its lower end; {BANDS}. ρ: Spearman correlation over tokens."
+    )
     with heading_area:
-        widgets.heading(
-            "Activity and surprise",
-            f"Mean nnz relative to the layer's mean, against the loss of {loss}, in bins of equally many tokens. The "
-            f"last bin is open-ended and drawn at its lower end; {widgets.interval_note(run)}. "
-            "ρ: Spearman correlation over tokens.",
-            result,
-        )
+        widgets.heading("Activity and surprise", without_intervals(caption, result.frame["low"]), result)
     widgets.draw(figure, "surprisal", "Mean nnz against loss, by layer", wide=True)
 
 

@@ -8,7 +8,7 @@ from twell.analysis.figures.positions import decay_lengths, described
 from twell.analysis.memo import built_once
 from twell.app.activity.position_data import FITS, POSITION_BINS, by_position
 from twell.app.ui import widgets
-from twell.app.ui.formatting import plural, whole
+from twell.app.ui.formatting import BANDS, plural, whole, without_intervals
 from twell.app.ui.query import Query, query
 from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run
@@ -81,12 +81,12 @@ def draw_page(run: Run) -> None:
         if first
         else "The first position of every sequence is a special token and is left out."
     )
-    widgets.heading(
-        "Mean nnz by position, relative to the layer's mean",
+    caption = (
         f"{plural(sequences, 'sequence')}, up to {whole(bins['position_to'].max() + 1)} tokens; both axes logarithmic; "
-        f"{widgets.interval_note(run)}. {first_position}{fitted}",
-        result,
+        f"{BANDS}. {first_position}{fitted}"
     )
+    title = "Mean nnz by position, relative to the layer's mean"
+    widgets.heading(title, without_intervals(caption, bins["low"]), result)
     widgets.draw(by_position(run), "positions", "Mean nnz by position, a panel a layer", wide=True)
     with widgets.show_errors():
         draw_decay(run)

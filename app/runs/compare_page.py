@@ -26,7 +26,19 @@ from twell.app.runs.changes_view import draw_changes
 from twell.app.runs.comparison import is_copy, likeness_sentence, same_text, similarity
 from twell.app.runs.trainings_view import draw_trainings
 from twell.app.ui import run_header, widgets
-from twell.app.ui.formatting import fixed, layer_width, pass_spread, percent, plural, times, token_html, typeset, whole
+from twell.app.ui.formatting import (
+    BANDS,
+    fixed,
+    layer_width,
+    pass_spread,
+    percent,
+    plural,
+    times,
+    token_html,
+    typeset,
+    whole,
+    without_intervals,
+)
 from twell.app.ui.query import fetch, query_with_others
 from twell.app.ui.run_cache import shown
 from twell.app.ui.run_catalog import RunCatalog, find_runs, run_label
@@ -114,12 +126,11 @@ def draw_by_layer(runs: tuple[Run, Run]) -> None:
     widgets.draw(built_once(side_by_side, frame, measures(frame)), "layers", "Both runs by layer", wide=True)
     result = query_with_others(runs[0], [runs[1]], analysis.compare_layers)
     frame = result.frame
-    widgets.heading(
-        "The difference by layer",
+    caption = (
         f"Mean nnz of {runs[0].name} minus that of {runs[1].name}, with 95 % intervals; at the right, the ratio. "
-        f"{pairing_sentence(frame)}{partners_sentence(runs)}",
-        result,
+        f"{pairing_sentence(frame)}{partners_sentence(runs)}"
     )
+    widgets.heading("The difference by layer", without_intervals(caption, frame["low"]), result)
     widgets.draw(built_once(differences, frame), "differences", "Difference of mean nnz by layer")
 
 
@@ -153,9 +164,9 @@ def draw_by_position(runs: tuple[Run, Run]) -> None:
     frame = result.frame
     caption = (
         f"Mean nnz of {runs[0].name} / mean nnz of {runs[1].name}; both axes logarithmic; "
-        f"{widgets.interval_note(*runs)}.{partners_sentence(runs)}"
+        f"{BANDS}.{partners_sentence(runs)}"
     )
-    widgets.heading("The ratio by position", caption, result)
+    widgets.heading("The ratio by position", without_intervals(caption, frame["low"]), result)
     widgets.draw(built_once(ratio_panels, frame), "ratios", "Ratio of mean nnz by position, a panel a layer", wide=True)
 
 
@@ -164,18 +175,14 @@ def draw_by_token(runs: tuple[Run, Run]) -> None:
     result = query_with_others(runs[0], [runs[1]], analysis.compare_tokens)
     frame = result.frame
     told = frame["low"].notna().any()
-    intervals = (
-        "with 95 % intervals clustered by document, "
-        f"{'which both runs read' if frame['paired'].all() else 'the runs taken as independent'}"
-        if told
-        else "without intervals, as a single document gives none"
+    pairing = "which both runs read" if frame["paired"].all() else "the runs taken as independent"
+    caption = (
+        f"z in {runs[0].name} minus z in {runs[1].name}, for {plural(len(frame), 'token')} that occur at least 20 "
+        f"times in both, with 95 % intervals clustered by document, {pairing}. Largest difference "
+        f"{'relative to its standard error ' if told else ''}first."
     )
-    widgets.heading(
-        "Tokens with the clearest difference" if told else "Tokens with the largest difference",
-        f"z in {runs[0].name} minus z in {runs[1].name}, {intervals}, for {plural(len(frame), 'token')} that occur at "
-        f"least 20 times in both. Largest difference {'relative to its standard error ' if told else ''}first.",
-        result,
-    )
+    title = "Tokens with the clearest difference" if told else "Tokens with the largest difference"
+    widgets.heading(title, without_intervals(caption, frame["low"]), result)
     lines = "".join(
         f"<div><span>{token_html(r.text)}</span><span>{fixed(r.z)}</span><span>{fixed(r.first_z)}</span>"
         f"<span>{fixed(r.difference)}{f' ({fixed(r.low)} to {fixed(r.high)})' if told else ''}</span></div>"

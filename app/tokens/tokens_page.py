@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pandas as pd
 import streamlit as st
 
 from twell.analysis.figures import plots
@@ -23,7 +24,7 @@ from twell.app.tokens.token_order import mostly_one_layer, which_order, who_deci
 from twell.app.tokens.token_rows import SHOWN, rows_html
 from twell.app.tokens.token_tables import RANKS, draw_token_table, draw_word_table, go_to
 from twell.app.ui import widgets
-from twell.app.ui.formatting import matching, plural, whole
+from twell.app.ui.formatting import matching, plural, whole, without_intervals
 from twell.app.ui.query import QueryResult, query
 from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run, sync_url, url_param, whole_number
@@ -55,6 +56,7 @@ QUESTIONS = (
 MEANING = {  # of the dots and their intervals
     "shrunk": "Mean z over layers, drawn towards the mean of all tokens (empirical Bayes), with 95 % posterior "
     "intervals.",
+    "word": "Mean z of a word's tokens with 95 % intervals, clustered by document.",
     "z": "Mean z over layers with 95 % intervals, clustered by document; of few, none narrower than is usual.",
     "z_position": "Mean z over layers, compared with similar positions, with 95 % intervals as those of z.",
 }
@@ -130,17 +132,25 @@ def draw_rows(run: Run, result: QueryResult, rank: str, noun: str) -> None:
         if rank == "mean"
         else {"most": "lead by z", "fewest": "come last by z"}
     )
+    caption = (
+        f"{whole(len(shown))} of {plural(len(frame), noun)}. A dot: neurons fired a layer, mean over layers"
+        f"{', with its 95 % interval, clustered by document' if noun == 'token' else ''}; its axis does not begin "
+        "at 0. z: the same with all layers alike, in standard deviations from their means. Choose a row to open "
+        f"the {noun}."
+    )
     with area:
         widgets.heading(
             f"The {noun}s that {ends[side]}",
-            f"{whole(len(shown))} of {plural(len(frame), noun)}. A dot: neurons fired a layer, mean over layers"
-            f"{', with its 95 % interval, clustered by document' if noun == 'token' else ''}; its axis does not begin "
-            "at 0. z: the same with all layers alike, in standard deviations from their means. Choose a row to open "
-            f"the {noun}.",
+            without_intervals(caption, frame["mean_se" if noun == "token" else "z_se"]),
             result,
             key="ranked",
         )
     st.html(rows_html(run, shown, rank, address_filters()))
+
+
+def with_cut(meaning: str, errors: pd.Series) -> str:
+    """Return what dots and their intervals mean, or that there are no intervals. errors: standard errors of the dots"""
+    return without_intervals(f"{meaning} {CUT}" if errors.notna().any() else meaning, errors)
 
 
 def draw_words(run: Run, filters: Filters) -> None:
@@ -160,7 +170,7 @@ def draw_words(run: Run, filters: Filters) -> None:
     result = by_z.then(both_ends, END_ROWS)
     title = "Most and least active words, all layers alike"
     caption = (
-        f"{who_decides(run, rank)}Mean z of a word's tokens with 95 % intervals, clustered by document. {CUT} "
+        f"{who_decides(run, rank)}{with_cut(MEANING['word'], frame['z_se'])} "
         f"{plural(len(frame), 'word')} that occur at least {plural(min_count, 'time')}."
     )
     widgets.heading(title, caption, result, key="most-and-least-active-words")
@@ -176,7 +186,7 @@ def draw_classes(run: Run) -> None:
         "spelling alone: a name is any capitalised word, even at the start of a sentence. After each class: its share "
         "of all tokens."
     )
-    widgets.heading("Classes of tokens", caption, result)
+    widgets.heading("Classes of tokens", without_intervals(caption, result.frame["low"]), result)
     widgets.draw(built_once(class_dots, result.frame), "classes", "Mean z by class of tokens")
 
 
@@ -207,7 +217,7 @@ def draw_tokens(run: Run, filters: Filters) -> None:
     both = ranked_by(result.frame, by)
     title = f"Most and least active tokens{', all layers alike' if rank == 'mean' else ''}"
     caption = (
-        f"{who_decides(run, rank)}{MEANING[by]} {CUT} "
+        f"{who_decides(run, rank)}{with_cut(MEANING[by], frame[by + '_se'])} "
         f"{plural(len(frame), 'token')} that occur at least {plural(min_count, 'time')}. Choose "
         "a dot to open the token's page."
     )

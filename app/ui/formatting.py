@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from twell.workbench.run.store import Run
 
 __all__ = [
+    "BANDS",
     "SPACE",
     "aligned",
     "decimals",
@@ -56,12 +57,26 @@ __all__ = [
     "typeset",
     "visible",
     "whole",
+    "without_intervals",
 ]
+
+BANDS = "with 95 % intervals as bands, and none where a single document tells"
 
 
 def layer_width(run: Run) -> str:
     """Return how many neurons a layer of a run has: `5 632`, or `104 to 176` where layers differ."""
     return spelled(run.manifest.widths, whole)
+
+
+def without_intervals(caption: str, ends: pd.Series) -> str:
+    """Return a caption that tells of 95 % intervals; where there are none, it says so and why.
+
+    caption: has a clause "with 95 % intervals …", up to a full stop or a semicolon; ends: of the intervals, or errors
+    """
+    if ends.notna().any():
+        return caption
+    why = "without intervals, as one document gives none, nor do few of unlike length"
+    return re.sub(r"with (its )?95 % (posterior )?interval[^.;]*", why, caption)
 
 
 def matching(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:

@@ -18,7 +18,7 @@ import streamlit as st
 from twell.analysis.figures.table_plots import dressed
 from twell.analysis.memo import built_once
 from twell.app.ui import widgets
-from twell.app.ui.formatting import marked_up, plural
+from twell.app.ui.formatting import marked_up, plural, without_intervals
 from twell.app.ui.query import Query, query
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -109,8 +109,10 @@ def draw_question(run: Run, question: Question) -> None:
     if table.empty:
         raise Missing("There is nothing of the kind in this run.")
     figure = built_once(dressed_plot, question.plot, table)
+    ends = next((table[name] for name in ("ratio_low", "low") if name in table), None)
+    meaning = question.meaning if ends is None else without_intervals(question.meaning, ends)
     with heading:
-        widgets.heading(question.title, question.meaning, result)
+        widgets.heading(question.title, meaning, result)
     widgets.draw(figure, key, question.title, wide=True)
 
 

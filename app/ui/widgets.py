@@ -191,13 +191,6 @@ def scanning(run: Run) -> AbstractContextManager[None]:
     return st.spinner(f"Reading {plural(run.manifest.tokens, 'token')}")
 
 
-def interval_note(*runs: Run) -> str:
-    """Return what the bands of a figure show, or why there are none."""
-    if all(run.manifest.sequences > 1 for run in runs):
-        return "bands are 95 % intervals, with none where a single document tells"
-    return "a single sequence gives no intervals"
-
-
 def escape_markdown(text: str) -> str:
     """Return text that a place which reads Markdown shows as it is."""
     return "".join("\\" + c if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)
