@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from twell.analysis.activity.layers import by_layer
 from twell.analysis.compare import compare_layers, compare_positions, compare_runs
-from twell.analysis.figures.labels import number, percent, signed, times
+from twell.analysis.figures.labels import interval, number, percent, signed, times
 from twell.analysis.figures.small_multiples import small_multiples
 from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GREY, dots, finish, layer_axis, spans
 from twell.workbench.errors import Missing
@@ -126,7 +126,7 @@ def differences(frame: pd.DataFrame) -> go.Figure:
             frame["low"],
             frame["high"],
             text=[
-                f"{label}: {signed(r.difference)} (95 % {signed(r.low)} to {signed(r.high)})"
+                f"{label}: {signed(r.difference)}{interval(r.low, r.high, signed, '95 % ')}"
                 for label, r in zip(labels, frame.itertuples(), strict=True)
             ],
             hovertemplate="%{text}<extra></extra>",
@@ -246,7 +246,7 @@ def _stacked(labels: list[str], *coordinates: pd.Series) -> list[str]:
 def ratio_panels(frame: pd.DataFrame) -> go.Figure:
     """Return the ratio of two runs' mean nnz by position, a panel a layer. frame: the rows of `position_ratios`."""
     hover = [
-        f"position about {number(r.position, 2)}<br>{times(r.relative)} (95 % {times(r.low)} to {times(r.high)})"
+        f"position about {number(r.position, 2)}<br>{times(r.relative)}{interval(r.low, r.high, times, '95 % ')}"
         for r in frame.itertuples()
     ]
     titles = dict(zip(frame["layer"].astype(int), layer_labels(frame), strict=True))

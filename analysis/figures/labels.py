@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 SPACE = "\u202f"
 _NAMED = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -127,6 +127,11 @@ def fixed(value: float) -> str:
         return "–"
     text = f"{value:+.2f}".replace("-", "−")
     return text if text.strip("+−0.") else "0.00"
+
+
+def interval(low: float, high: float, form: Callable[[float], str], of: str = "") -> str:
+    """Return an interval in brackets, after a space: ` (+0.31 to +0.52)`; nothing where one document tells none."""
+    return f" ({of}{form(low)} to {form(high)})" if math.isfinite(low) else ""
 
 
 def plural(count: float, noun: str, ending: str = "s") -> str:

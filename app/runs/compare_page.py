@@ -29,6 +29,7 @@ from twell.app.ui import run_header, widgets
 from twell.app.ui.formatting import (
     BANDS,
     fixed,
+    interval,
     layer_width,
     pass_spread,
     percent,
@@ -185,7 +186,7 @@ def draw_by_token(runs: tuple[Run, Run]) -> None:
     widgets.heading(title, without_intervals(caption, frame["low"]), result)
     lines = "".join(
         f"<div><span>{token_html(r.text)}</span><span>{fixed(r.z)}</span><span>{fixed(r.first_z)}</span>"
-        f"<span>{fixed(r.difference)}{f' ({fixed(r.low)} to {fixed(r.high)})' if told else ''}</span></div>"
+        f"<span>{fixed(r.difference)}{interval(r.low, r.high, fixed)}</span></div>"
         for r in frame.head(LISTED_TOKENS).itertuples()
     )
     names = [html.escape(run.name) for run in runs]

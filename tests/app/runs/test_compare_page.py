@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pandas as pd
 from streamlit.testing.v1 import AppTest
 from support.copied_runs import copy_run
@@ -14,7 +16,7 @@ from support.page_elements import figure, layout, markup, notices
 
 from twell.analysis import by_layer, compare_layers, compare_tokens
 from twell.analysis.changes import headline_changes
-from twell.analysis.figures.compare import frontier
+from twell.analysis.figures.compare import differences, frontier
 from twell.app.runs.changes_view import NAMES, most_changed_layer
 from twell.app.ui.formatting import fixed, number, percent, plural, signed, times
 from twell.workbench.run import manifest as manifests
@@ -71,6 +73,26 @@ def test_tokens_of_one_document_go_by_their_difference_alone(show: Show, made: M
     html = markup(show(tmp_path, "compare", run="book-1", **{"with": "book-2"}))
     assert "Tokens with the largest difference" in html and "without intervals, as one document gives none" in html
     assert f"<span>{fixed(table['difference'].iloc[0])}</span>" in html and "(– to –)" not in html
+
+
+def test_a_token_of_one_document_of_many_has_no_empty_interval(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    def in_one(columns: dict[str, Any]) -> dict[str, Any]:
+        """Token 60 in one document alone, and few other tokens."""
+        columns["token_id"] %= 8
+        columns["token_id"][np.flatnonzero(columns["sequence"] == 0)[2:30]] = 60
+        return columns
+
+    for n in (1, 2):
+        made.make(tmp_path / f"few-{n}", layers=2, sequences=12, timings=0, seed=n, change=in_one)
+    result = compare_tokens([open_run(tmp_path / f"few-{n}") for n in (2, 1)])
+    row = result.set_index("token_id").loc[60]
+    assert result["low"].isna().sum() == 1 and pd.isna(row["low"])
+    test = show(tmp_path, "compare", run="few-1", **{"with": "few-2"})
+    html = markup(test)
+    assert f"<span>{fixed(row['difference'])}</span>" in html and "– to –" not in html
+    layers = compare_layers([open_run(tmp_path / f"few-{n}") for n in (2, 1)])
+    (dots,) = [trace for trace in differences(layers.assign(low=np.nan, high=np.nan)).data if trace.mode == "markers"]
+    assert not any("– to –" in text for text in dots.text)
 
 
 def test_the_layer_that_changed_most_is_clear_and_told_in_neurons() -> None:
