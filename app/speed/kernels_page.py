@@ -143,7 +143,11 @@ def draw_pass_time(run: Run) -> None:
         return
     frame = result.frame
     rest = frame.set_index("part").loc["rest", ["dense_us", "sparse_us"]]
-    warning = "" if (rest >= 0).all() else " Timed separately, the components add up to more than the whole pass."
+    warning = (
+        ""
+        if (rest >= 0).all()
+        else " Timed separately, the components add up to more than the whole pass: shares are of their sum."
+    )
     widgets.heading(
         "Where the time goes",
         f"One forward pass of {rows_in_words(run, 'model_dense')}, medians over the timed batches, on "

@@ -39,16 +39,17 @@ def break_even(frame: pd.DataFrame) -> float | None:
 
 
 def time_split(frame: pd.DataFrame) -> go.Figure:
-    """Return a bar each for dense and sparse, split into FFN, attention and the rest (`analysis.model_time`)."""
-    rows = frame.set_index("part")
-    unit, scale = time_unit(float(rows.loc["whole", ["dense_us", "sparse_us"]].max()))
+    """Return a bar each for dense and sparse, split into FFN, attention and the rest (`analysis.model_time`), which say
+    their share of the bar."""
+    rows = frame.set_index("part")[["dense_us", "sparse_us"]].clip(lower=0)
+    drawn = rows.drop("whole").sum()  # more than the whole where parts, which are timed apart, took longer than in it
+    unit, scale = time_unit(float(drawn.max()))
     figure = go.Figure()
     for component, (color, opacity) in SHADES.items():
         if component not in rows.index:
             continue
         name = "FFN" if component == "ffn" else component
-        times = [max(float(rows.loc[component, f"{side}_us"]), 0.0) * scale for side in ("dense", "sparse")]
-        shares = [float(rows.loc[component, f"{side}_share"]) for side in ("dense", "sparse")]
+        times, shares = rows.loc[component] * scale, rows.loc[component] / drawn
         figure.add_bar(
             y=["dense", "sparse"],
             x=times,

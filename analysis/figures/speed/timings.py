@@ -29,7 +29,7 @@ from twell.workbench.run.store import Run
 
 def time_unit(longest: float) -> tuple[str, float]:
     """Return the unit for times of up to `longest` µs, and the factor that turns µs into it."""
-    return ("µs", 1.0) if longest < 10_000 else ("ms", 1e-3) if longest < 10_000_000 else ("s", 1e-6)
+    return ("µs", 1.0) if longest < 1_000 else ("ms", 1e-3) if longest < 1_000_000 else ("s", 1e-6)
 
 
 def figure_height(layers: int) -> int:
@@ -108,8 +108,8 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
     # Labels of close neighbours would overlap: the slower ones' go under their dots. With many layers they are hidden.
     is_close = np.log(frame["nnz_mean"]).diff() < 0.05 * axis_span  # to the layer before it
     is_alone = ~is_close & ~is_close.shift(-1, fill_value=False)
-    cluster_mean = frame["speedup"].groupby((~is_close).cumsum()).transform("mean")
-    label_below = frame["speedup"] < cluster_mean
+    cluster = (~is_close).cumsum()
+    below = frame["speedup"] < frame["speedup"].groupby(cluster).transform("mean")
     show_all = len(frame) <= 16
     figure = go.Figure(
         go.Scatter(
@@ -120,7 +120,7 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
             marker={"color": BLUE, "size": 8},
             text=[name if show_all or alone else "" for name, alone in zip(names, is_alone, strict=True)],
             customdata=names,
-            textposition=["bottom right" if below else "top right" for below in label_below],  # beside their intervals
+            textposition=_label_places(cluster, below),
             textfont={"size": 11},
             hovertemplate="%{customdata}: mean nnz %{x:.3g}, %{y:.3g} × dense<extra></extra>",
         )
@@ -138,11 +138,23 @@ def speedup_by_nnz(speedup: pd.DataFrame) -> go.Figure:
         font={"size": 11, "color": GREY},
     )
     low, high = float(frame["nnz_mean"].min()), float(frame["nnz_mean"].max())
-    log_axis(figure, low / 1.4, high * 1.4, "mean nnz of the timed batches, neurons")
+    log_axis(figure, low / 2, high * 1.4, "mean nnz of the timed batches, neurons")
     fastest = float(frame["speedup"].max())
     top = max(fastest, min(float(frame["high"].max()), 2 * fastest))  # NaN without intervals: `fastest` then
     figure.update_yaxes(title="speedup, × dense", range=[0, max(1.15, top * 1.15)])
     return figure
+
+
+def _label_places(cluster: pd.Series, below: pd.Series) -> list[str]:
+    """Return where the labels of dots stand, which come from left to right: at the right of their intervals, but the
+    first of several neighbours at its left, and those between the first and the last on them.
+
+    cluster: a number for each group of neighbours; below: whether a label goes under its dot
+    """
+    side = below.groupby([cluster, below])
+    after, left = side.cumcount(), side.cumcount(ascending=False)
+    across = np.where(left == 0, "right", np.where(after == 0, "left", "center"))
+    return [f"{'bottom' if under else 'top'} {place}" for under, place in zip(below, across, strict=True)]
 
 
 def batch_times(run: Run) -> pd.DataFrame:
