@@ -87,7 +87,8 @@ def weight_norms(run: Run, folder: str, layer: int) -> pd.DataFrame:
 def dead_kinds(run: Run, folder: str) -> tuple[int, int]:
     """Return how many of the neurons that never fired have lost their weights (`gone`), and how many have them still.
 
-    folder: the model's weights. Raises Missing where they cannot be read, or are more than a moment's reading.
+    folder: the model's weights. Raises Missing where they cannot be read, or are more than a moment's reading, or where
+    no neuron fires to compare them with.
     """
     if 2 * run.neurons * int(run.manifest.model["d_model"]) > READABLE:
         raise Missing(f"The weights of {run.name} are too many to read while a page is drawn.")
@@ -96,4 +97,6 @@ def dead_kinds(run: Run, folder: str) -> tuple[int, int]:
         silent = by_neuron(run, layer=layer)["fires"].to_numpy() == 0
         dead += int(silent.sum())
         gone += int(weight_norms(run, folder, layer)["gone"].to_numpy()[silent].sum()) if silent.any() else 0
+    if dead == run.neurons:
+        raise Missing(f"No neuron of {run.name} fires, so that weights of dead ones have none to be compared with.")
     return gone, dead - gone

@@ -127,18 +127,25 @@ def list_result(run: Run, kind: str, layer: int | None, find: str) -> QueryResul
     result = query(run, chosen.where(find=find) if find else chosen)
     folder = weights_folder(run)
     if kind == "dead":
-        return result.then(with_norms, run, folder) if folder else result
+        return result.then(with_norms, run, folder) if folder and fires_any(run) else result
     result = result.then(with_tokens, run).then(with_snippets, run)
     return result.then(with_written, run, folder) if folder else result
 
 
-def kinds_of_dead(frame: pd.DataFrame) -> str:
+def fires_any(run: Run) -> bool:
+    """Return whether any neuron fires in a run, so that others can be compared with it."""
+    return bool(fetch(run, analysis.by_layer)["mean"].any())
+
+
+def kinds_of_dead(run: Run, frame: pd.DataFrame) -> str:
     """Return a sentence, with a space after it, on why the neurons are dead, as far as their weights tell.
 
     frame: all of them
     """
     if frame.empty:
         return ""
+    if not fires_any(run):
+        return "No neuron fires, so there is none that their weights could be compared with. "
     if "gone" not in frame:
         return f"{NO_WEIGHTS} "
     gone, kept = int(frame["gone"].sum()), int((~frame["gone"]).sum())
@@ -168,7 +175,7 @@ def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
     limit = f" ({'nearest' if near else 'first'} {whole(MAX_ROWS)} shown)" if count > MAX_ROWS else ""
     why, distance = "", ""
     if kind == "dead":
-        why, distance = kinds_of_dead(frame), nearness(frame, run) if near else ""
+        why, distance = kinds_of_dead(run, frame), nearness(frame, run) if near else ""
         result = result.then(first_rows)
         frame = result.frame
     order = NOTES[kind] + distance + (WRITES if "writes" in frame else "")

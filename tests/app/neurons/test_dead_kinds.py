@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from twell.analysis.neurons.top_tokens import GONE, dead_kinds
 from twell.app.jobs.dead_weights import SHORT, because
 from twell.app.ui.formatting import whole
 from twell.workbench.errors import Missing
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run, open_run
 
 BUNDLED = Path(__file__).resolve().parents[3] / "data" / "demo-model"
@@ -55,6 +58,24 @@ def test_without_the_weights_the_reason_is_said_to_be_unknown(show: Callable[...
     assert "cannot be told without the model" in markup(show(runs, "neurons", run="made"))
     assert SHORT not in markup(show(runs, run="made"))
     assert (because(0, 0), because(7, 0)) == ("", f"all have {SHORT}")
+
+
+def test_where_nothing_fires_weights_are_compared_with_none(
+    show: Callable[..., AppTest], made: ModuleType, tmp_path: Path
+) -> None:
+    def nothing(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {name: np.zeros_like(columns[name]) for name in nnz_columns(8)}
+
+    run = made.make(tmp_path / "none", layers=8, d_ff=768, sequences=10, change=nothing)
+    model = {**run.manifest.model, "name": "demo-model", "d_model": 256, "weights": None}
+    manifests.update(run.path, model=model, options={"probes": "all"})
+    with pytest.raises(Missing, match="have none to be compared with"):
+        dead_kinds(open_run(run.path), str(BUNDLED))
+    for page, address in (("overview", {}), ("neurons", {}), ("neurons", {"kind": "dead"})):
+        test = show(tmp_path, page, run="none", **address)
+        assert not test.exception and SHORT not in markup(test)
+    assert "No neuron fires, so there is none that their weights could be compared with." in markup(test)
+    assert "are under a quarter" not in markup(test) and "gate_norm" not in test.dataframe[0].value
 
 
 def test_weights_that_take_too_long_are_left_to_the_list(tiny: Run, monkeypatch: pytest.MonkeyPatch) -> None:
