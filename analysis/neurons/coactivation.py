@@ -83,6 +83,8 @@ def fires_with(run: Run, layer: int, neuron: int) -> pd.DataFrame:
             return _in_sample(run, layer, neuron)
         except UserError:  # a layer that was not sampled
             pass
+    if run.none_fired:
+        raise Missing(f"No neuron of {run.name} fires, so none fires together with another.")
     if not run.has("examples"):
         raise Missing(f"{run.name} keeps no firings of single tokens: capture with --examples 8, or with --fired.")
     rows = run.frame("examples", ["layer", "neuron", "sequence", "position"]).drop_duplicates()

@@ -90,16 +90,9 @@ def sums_of_counts(engine: Engine, run: Run, parts: list[Part]) -> Tables:
         files = [run.path / part.file for part in parts if part.table == name]
         if files and name != "activity":
             tables[name] = _typed(name, engine.arrow(added(name, rows_of(engine, name, files))))
-    if parts and _none_fired(run):
+    if parts and run.none_fired:
         tables["neurons"] = _schema("neurons").empty_table()
     return tables
-
-
-def _none_fired(run: Run) -> bool:
-    """Return whether a run counted its neurons and none ever fired: it has no part of them, yet knows that all are
-    dead."""
-    counted = run.has("activity") and run.manifest.options.get("probes", "counts") != "counts"
-    return counted and not run.has("neurons") and not run.manifest.left_out
 
 
 def rows_of(engine: Engine, name: str, files: Sequence[Path]) -> ir.Table:

@@ -176,4 +176,6 @@ def _reason(run: Run, name: str) -> str:
         return "it is a summary-only run, which spells out none of its text"
     if run.manifest.summary_only and name in read_built(run).files:
         return "its copy leaves it out to stay small, and the run that it was copied from has it"
+    if name == "value_bins" and run.none_fired and run.manifest.options.get("examples"):
+        return "no neuron fired"
     return table.absent or "it was not recorded"

@@ -80,6 +80,13 @@ class Run:
         """Return how many neurons all layers have."""
         return sum(self.manifest.widths)
 
+    @property
+    def none_fired(self) -> bool:
+        """Return whether the run counted its neurons and none ever fired: it has no part of them, yet knows that all
+        are dead."""
+        counted = self.has("activity") and self.manifest.options.get("probes", "counts") != "counts"
+        return counted and not self.has("neurons") and not self.manifest.left_out
+
     def has(self, table: str) -> bool:
         """Return whether the run has any part of a table."""
         return any(part.table == table for part in self.manifest.parts)

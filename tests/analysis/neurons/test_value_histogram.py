@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support import synthetic_runs
 
 from twell.analysis import by_neuron, examples, neuron_histogram
+from twell.analysis.neurons.coactivation import fires_with
 from twell.analysis.neurons.value_histogram import BEGINS, quantile
+from twell.analysis.neurons.values import missing
 from twell.analysis.summaries.refresh import summarize
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run, open_run
 
 
@@ -44,6 +49,20 @@ def test_quantiles_of_examples(run: Run) -> None:
     assert quantile(table, [middle, edges[-1]])[0] == pytest.approx(between)
     sample = examples(run, 1, 3).query("kind == 'sample'")
     np.testing.assert_allclose(sample["quantile"], quantile(table, examples(run, 1, 3)["value"])[-len(sample) :])
+
+
+def test_a_run_in_which_nothing_fires_is_not_said_to_lack_the_option(tmp_path: Path) -> None:
+    def nothing(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {name: np.zeros_like(columns[name]) for name in nnz_columns(4)}
+
+    run = synthetic_runs.make(tmp_path / "none", sequences=4, parts=1, change=nothing)
+    manifests.update(run.path, options={"probes": "all", "examples": 4})
+    run = open_run(run.path)
+    with pytest.raises(Missing, match="holds no value_bins: no neuron fired"):
+        neuron_histogram(run)
+    assert str(missing(run)) == "none keeps no examples of neurons: none fired."
+    with pytest.raises(Missing, match="No neuron of none fires"):
+        fires_with(run, layer=1, neuron=3)
 
 
 def test_a_copy_without_rows_keeps_it_and_older_runs_lack_it(run: Run, tmp_path: Path) -> None:
