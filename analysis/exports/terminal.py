@@ -60,6 +60,9 @@ def shaded_lines(run: Run, layer: int | None = None, colored: bool = True) -> It
         steps = "".join(_painted("  ", code) for code in SHADES)
         made = ", italic: generated" if (tokens["phase"] == DECODE).any() else ""
         yield f"{of_run.name}: ≤ {of_run.low:,.0f} {steps} ≥ {of_run.high:,.0f}   underlined: not counted{made}"
+    if not mean.any():
+        yield "no neuron fires on any of these tokens"
+        return
     top = mean.sort_values(ascending=False).head(LAYERS)
     named = (f"L{int(name[4:])} {value:,.1f}" for name, value in top.items())
     yield f"layers that fire most, neurons a token: {', '.join(named)}"
@@ -104,7 +107,10 @@ def token_lines(run: Run, words: bool = False, rows: int = 12, min_count: int = 
     yield f"they fire (of {spelled(run.manifest.widths)}; mean over {run.layers} layers{errors})"
     ends = [("most", table.head(rows))]
     ends += [("fewest", table.iloc[max(rows, len(table) - rows) :])] if len(table) > rows else []
-    longest = table["mean"].iloc[0] or 1.0  # where nothing fires, no bar has a length
+    longest = table["mean"].iloc[0]
+    if not longest:
+        yield "\nnone of them fires a neuron"
+        return
     widest = max(len(_quoted(text)) for _, end in ends for text in end[name])
     for which, end in ends:
         yield f"\n{which}:"

@@ -94,7 +94,7 @@ def passage_html(
 ) -> str:
     """Return the passage as HTML, with a pane beside it for the tooltips.
 
-    While no token is pointed at, the pane shows the marked token, or else the one that fires most.
+    While no token is pointed at, the pane shows the marked token, or else the one that fires most, if any fires.
 
     Args:
         rows: the rows of `passage` that are drawn, n tokens.
@@ -110,7 +110,7 @@ def passage_html(
     """
     shown = next((index for index, position in enumerate(rows["position"]) if position == marked), None)
     said = "" if shown is not None else UNMARKED.format("its page" if parameters is None else "its neurons")
-    in_pane = fullest(rows) if shown is None else shown
+    in_pane = fullest(rows) if shown is None and rows["nnz"].any() else shown
     spans, pane = [], html.escape(said)
     for index, row in enumerate(rows.to_dict("records")):
         text = tooltip(row, names[index], neuron_lines[index], float(percentiles[index]), full_bars)

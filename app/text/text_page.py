@@ -224,15 +224,17 @@ def draw_highest(choice: PassageChoice) -> None:
     """Draw the tokens of the run with the highest values of what shades the passage."""
     run, shade = choice.shown, choice.shade
     result = query(run, passage.loudest, shade=shade, **({"phase": choice.phase} if choice.phase else {}))
+    with widgets.scanning(run):
+        frame = result.frame
     scale = choice.scale()
+    if len(frame) and not frame["value"].any():  # they would be whichever tokens come first
+        raise Missing(f"By {scale.name}, every counted token of {run.name} has 0: none has the highest value.")
     details = [f"By {scale.name}"]
     if "/" not in shade:
         details += [f"{choice.phase} only"] if choice.phase else []
         details.append("each token is listed once")
     caption = f"{'; '.join(details)}. Choose one to see it in its passage."
     widgets.heading("Highest values in your text" if choice.own else "Highest values in the run", caption, result)
-    with widgets.scanning(run):
-        frame = result.frame
     st.html(highest_html(frame, run_name(), choice.parameters, scale))
 
 

@@ -62,7 +62,7 @@ def draw_way_to_neurons(
     rows: pd.DataFrame, names: list[str], marked: int | None, parameters: dict[str, object]
 ) -> None:
     """Draw how many neurons the marked token fires, and a link to them, which stand below the passage; without one, of
-    the token that fires most, a link that marks it.
+    the token that fires most, a link that marks it. Where nothing fires, a line says so.
 
     Args:
         rows: the rows of the passage that are drawn.
@@ -71,13 +71,17 @@ def draw_way_to_neurons(
         parameters: query parameters with which a token links to itself in the passage.
     """
     index = fullest(rows) if marked is None else marked
-    position, count = int(rows["position"].iloc[index]), plural(int(rows["nnz"].iloc[index]), "neuron")
+    position, nnz = int(rows["position"].iloc[index]), int(rows["nnz"].iloc[index])
+    if not nnz:
+        of_one = f"{token_html(names[index])} at position {position} fires no neuron."
+        st.html(f'<p class="tw-said">{of_one if marked is not None else "None of these tokens fires a neuron."}</p>')
+        return
     to = "which ones ↓", f"#{NEURONS}"
     if marked is None:
         to = "which ones →", link("text", **{**parameters, "position": position})
     most = "" if marked is not None else ", the most here"
     st.html(
-        f'<p class="tw-said">{token_html(names[index])} at position {position} fires {count}{most}: '
+        f'<p class="tw-said">{token_html(names[index])} at position {position} fires {plural(nnz, "neuron")}{most}: '
         f'<a class="plain tw-chip" href="{to[1]}">{to[0]}</a></p>'
     )
 

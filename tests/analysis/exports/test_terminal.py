@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from twell.analysis import by_token, by_word
-from twell.analysis.exports.terminal import token_lines, tokens
+from twell.analysis.exports.terminal import shaded_lines, token_lines, tokens
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import TokensOptions
 from twell.workbench.run.store import Run, open_run
@@ -33,14 +33,15 @@ def test_the_list_is_that_of_the_table_by_neurons_fired(run: Run, words: bool) -
     assert "fewest:" not in "".join(few)
 
 
-def test_where_nothing_fires_no_bar_is_drawn(made: ModuleType, tmp_path: Path) -> None:
+def test_where_nothing_fires_no_token_fires_most_or_fewest(made: ModuleType, tmp_path: Path) -> None:
     def nothing(columns: dict[str, Any]) -> dict[str, Any]:
         return {name: values * 0 if name.startswith("nnz_") else values for name, values in columns.items()}
 
     run = made.make(tmp_path / "none", sequences=40, timings=0, neurons=False, tiles=False, change=nothing)
     for words in (False, True):
-        lines = [line for line in token_lines(run, words) if " × " in line]
-        assert lines and all(line.split()[0] == "0.0" and "█" not in line for line in lines)
+        lines = list(token_lines(run, words))
+        assert lines[-1] == "\nnone of them fires a neuron" and not any(" × " in line for line in lines)
+    assert list(shaded_lines(run, colored=False))[-1] == "no neuron fires on any of these tokens"
 
 
 def test_the_command_prints_it_and_refuses_no_rows(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,12 +14,16 @@ from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
 from twell.analysis.exports.command import export
+from twell.analysis.passage import passage
+from twell.app.text.token_view import draw_way_to_neurons
 from twell.workbench.options import ExportOptions
 from twell.workbench.run.schema import nnz_columns
+from twell.workbench.run.store import open_run
 
 LAYERS = 3
 SAID = {
     "overview": "No neuron of any layer fires on any of",
+    "text": "By neurons over all layers, every counted token of none has 0: none has the highest value.",
     "tokens": "",
     "layers": "fires no neuron on tokens that have a loss",
     "positions": "fires no neuron past the first position",
@@ -51,6 +55,16 @@ def test_a_page_says_what_there_is(page: str, silent: Path, show: Callable[..., 
     text = re.sub(r"\\(.)", r"\1", " ".join(blocks))  # Markdown's escapes
     assert SAID[page] in text
     assert not re.search(r"\bnan\b", text, re.IGNORECASE)
+
+
+def test_no_token_is_said_to_fire_most(silent: Path, show: Callable[..., AppTest], monkeypatch: Any) -> None:
+    assert "fires most here" not in markup(show(silent, "text", run="none"))
+    said: list[str] = []
+    monkeypatch.setattr("streamlit.html", said.append)
+    rows = passage(open_run(silent / "none"), 0)
+    for marked in (None, 3):
+        draw_way_to_neurons(rows, ["a"] * len(rows), marked, {})
+    assert "None of these tokens fires a neuron." in said[0] and "at position 3 fires no neuron." in said[1]
 
 
 @pytest.mark.parametrize("view", ["words", "tokens", "classes"])
