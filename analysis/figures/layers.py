@@ -87,7 +87,7 @@ def ridges(bins: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
     has_dead = bool(by_layer["dead_share"].notna().any())
     widths = [0.62, 0.19, 0.19] if has_dead else [0.7, 0.3]
     figure = make_subplots(rows=1, cols=len(widths), shared_yaxes=True, column_widths=widths, horizontal_spacing=0.03)
-    high = float(by_layer["max"].max())
+    high = float(by_layer["max"].max()) or 100.0  # where nothing fires: its 0 stands at the left, as elsewhere
     curves = {layer: _density(rows) for layer, rows in bins.groupby("layer")}
     peak = max((float(y.max()) for _, y, _ in curves.values() if len(y)), default=1.0) or 1.0
     ridge: dict[str, list[Any]] = {
@@ -114,7 +114,8 @@ def ridges(bins: pd.DataFrame, by_layer: pd.DataFrame) -> go.Figure:
     _mark_means(figure, by_layer)
     _mark_used_means(figure, by_layer)
     labels = [
-        f"{number(mean)} · {percent(share)}" for mean, share in zip(by_layer["mean"], by_layer["share"], strict=True)
+        number(mean) + (f" · {percent(share)}" if pd.notna(share) else "")  # none where nothing fires
+        for mean, share in zip(by_layer["mean"], by_layer["share"], strict=True)
     ]
     _bars(figure, 2, layers, by_layer["mean"], labels, BLUE)
     if has_dead:
@@ -204,6 +205,8 @@ def _density(bins: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, list[str]]:
         *(f"nnz {number_range(row.nnz_from, row.nnz_to)}: {percent(row.share)} of tokens" for row in bins.itertuples()),
     ]
     end = np.flatnonzero(y)[-1] + 2  # nothing is drawn past the largest count
+    if end == 3:  # zeros alone: a peak on the 0 of the axis
+        x[2] = ZERO / 0.82
     return x[:end], y[:end], tooltips[:end]
 
 

@@ -84,8 +84,11 @@ def draw_speedup_by_activity(run: Run, result: QueryResult) -> None:
     Args:
         run: the run.
         result: its `analysis.speedup`.
+
+    Raises Missing where nothing fires.
     """
     frame = result.frame
+    figure = built_once(speedup_by_nnz, frame)  # before the heading, which is left out with it
     try:
         correlation = correlation_sentence(fetch(run, analysis.speedup_correlation))
     except Missing as error:
@@ -93,8 +96,7 @@ def draw_speedup_by_activity(run: Run, result: QueryResult) -> None:
     lines = " The line is the 95 % interval of its batches." if frame["low"].notna().any() else ""
     caption = f"One dot per layer.{lines} {correlation}{break_even_sentence(run, frame)}"
     widgets.heading("Speedup and activity", caption, result)
-    if (frame["nnz_mean"] > 0).any():
-        widgets.draw(built_once(speedup_by_nnz, frame), "speedup", "Speedup against mean nnz")
+    widgets.draw(figure, "speedup", "Speedup against mean nnz")
 
 
 def correlation_sentence(result: dict[str, Any]) -> str:
@@ -256,7 +258,7 @@ def draw_timings(run: Run) -> None:
         left, right = widgets.pair("pair")
         with left:
             draw_layer_times(run, result)
-        with right:
+        with right, widgets.show_errors():
             draw_speedup_by_activity(run, result)
     with widgets.show_errors():
         draw_potential(run)

@@ -13,7 +13,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
+from twell.analysis import by_layer
 from twell.analysis.exports.command import export
+from twell.analysis.figures.layers import nnz_bins, ridges
 from twell.analysis.passage import passage
 from twell.app.text.token_view import draw_way_to_neurons
 from twell.workbench.options import ExportOptions
@@ -55,6 +57,20 @@ def test_a_page_says_what_there_is(page: str, silent: Path, show: Callable[..., 
     text = re.sub(r"\\(.)", r"\1", " ".join(blocks))  # Markdown's escapes
     assert SAID[page] in text
     assert not re.search(r"\bnan\b", text, re.IGNORECASE)
+
+
+def test_speedups_without_a_count_have_no_heading_alone(silent: Path, show: Callable[..., AppTest]) -> None:
+    test = show(silent, "kernels", run="timed")
+    assert "Speedup and activity" not in markup(test)
+    assert any("there is no nnz to draw the speedup against" in info.value for info in test.info)
+
+
+def test_zeros_alone_are_a_peak_at_zero_without_a_share(silent: Path) -> None:
+    run = open_run(silent / "none")
+    figure = ridges(nnz_bins(run), by_layer(run))
+    assert max(x for x in figure.data[0].x if x is not None) < 1
+    (bars,) = [trace for trace in figure.data if trace.type == "bar"]
+    assert list(bars.text) == ["0"] * LAYERS
 
 
 def test_no_token_is_said_to_fire_most(silent: Path, show: Callable[..., AppTest], monkeypatch: Any) -> None:
