@@ -158,8 +158,9 @@ def lines(table: pd.DataFrame) -> list[str]:
     rows = []
     for row in table.itertuples():
         interval = f"[{row.low:+.4f}, {row.high:+.4f}]" if row.low == row.low else "[too few documents]"
+        kept = f"{row.kept:.1%}" if row.kept == row.kept else "–"  # of no firing
         name = row.condition if len(row.condition) <= 22 else f"{row.condition[:20]}… "
-        rows.append(f"  {name:<22}{row.change:>+14.4f} {interval:>21}{row.kept:>9.1%}")
+        rows.append(f"  {name:<22}{row.change:>+14.4f} {interval:>21}{kept:>9}")
     return [head, *rows, *_notes(table)]
 
 

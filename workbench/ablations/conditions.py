@@ -77,6 +77,8 @@ def intervention_of(condition: Condition, facts: Facts, seed: int = 0) -> Interv
     silenced = 0
     for layer in layers:
         chosen = _chosen(condition, facts, layer, seed)
+        if len(chosen) == facts.widths[layer] and kind == "dead":
+            raise TakesNothing(condition, f"that fire beside them in layer {layer}")
         if len(chosen) == facts.widths[layer]:
             raise UserError(f"Expected some neurons left in layer {layer}, got all of it: ffn@{layer} takes it away.")
         if len(chosen):
@@ -84,7 +86,8 @@ def intervention_of(condition: Condition, facts: Facts, seed: int = 0) -> Interv
             silenced += len(chosen)
     if not actions:
         whys = {"dead": "that are dead", "neurons": "named in it"}
-        raise TakesNothing(condition, whys.get(kind, "in so small a share"))
+        none_fires = facts.fires is not None and not facts.fires[layers].any()
+        raise TakesNothing(condition, whys.get(kind, "that fire" if none_fires else "in so small a share"))
     return Intervention(condition, actions, silenced)
 
 

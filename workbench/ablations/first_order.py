@@ -96,9 +96,10 @@ def _backward(own: OwnModel, inputs: Inputs) -> None:
 def chosen_neurons(change: NDArray, fires: NDArray | None, count: int, seed: int) -> dict[int, tuple[int, ...]]:
     """Return neurons to measure exactly, by layer: half those of the greatest estimates, half at random of the rest.
 
-    change [layers, d_ff]: estimates; fires: firings of each neuron, None if unknown; count: neurons in all
+    change [layers, d_ff]: estimates; fires: firings of each neuron, None if unknown; count: neurons in all. Of neurons
+    that fire, where any does: below a threshold others have values too.
     """
-    living = np.flatnonzero((change if fires is None else fires).ravel() != 0)
+    living = np.flatnonzero((change if fires is None or not fires.any() else fires).ravel() != 0)
     order = living[np.argsort(-np.abs(change.ravel()[living]), kind="stable")]
     top, rest = order[: -(-count // 2)], order[-(-count // 2) :]
     drawn = np.random.default_rng(seed).choice(rest, min(len(rest), count // 2), replace=False)

@@ -164,6 +164,8 @@ def _values(intervention: Intervention, layers: int) -> list[float]:
 
 def neuron_fires(run: Run) -> NDArray | None:
     """Return how often each neuron fired in a run, int64 [layers, d_ff]; None where it did not count that."""
+    if run.none_fired:
+        return np.zeros((run.layers, run.d_ff), dtype=np.int64)
     if not run.has("neurons"):
         return None
     rows = run.arrow("neurons", ["layer", "neuron", "fires"]).to_pydict()

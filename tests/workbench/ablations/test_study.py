@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from twell.analysis import effects, neuron_effects
+from twell.analysis.ablations.by_condition import lines
 from twell.workbench import ablate as silent
 from twell.workbench import study
 from twell.workbench.ablations.command import ablate, measure, model_of
@@ -262,6 +263,25 @@ def test_a_condition_that_takes_nothing_is_left_out_and_the_others_are_measured(
         "Left out 'rarest:0.0001': there are no neurons in so small a share.",
     ]
     assert "2 conditions on" in out
+
+
+def test_where_nothing_fires_the_dead_are_left_alone(
+    run: Run, tmp_path: Path, texts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It counted its neurons, so it is not told to; all of them are dead, and no condition takes all away unasked."""
+    folder = Path(str(model_of(run, None, "cpu").model.name_or_path))
+    none = run_capture(folder, tmp_path / "none", texts, torch.float64, threshold=1e9)
+    fires = neuron_fires(none)
+    assert fires is not None and not fires.any() and not none.has("neurons")
+    after = ablate(options(none, "dead", "rarest:0.5", "dead@1", "ffn@1", neurons=4))
+    kinds = [name.partition(":")[0] for name in after.manifest.effects[-1]["conditions"]]
+    assert kinds == ["ffn@1", *["neurons"] * 4]
+    assert all(line.endswith("–") for line in lines(effects(after))[1:6])
+    assert capsys.readouterr().err.splitlines() == [
+        "Left out 'dead': there are no neurons that fire beside them in layer 0.",
+        "Left out 'rarest:0.5': there are no neurons that fire.",
+        "Left out 'dead@1': there are no neurons that fire beside them in layer 1.",
+    ]
 
 
 def test_a_run_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
