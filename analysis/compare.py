@@ -84,7 +84,7 @@ def compare(options: CompareOptions) -> pd.DataFrame:
 def _text(frame: pd.DataFrame) -> str:
     """Return a table as text: shares in per cent, speedups as factors, other numbers with two decimals."""
     printed = pd.DataFrame(index=frame.index)
-    for name, values in frame.items():
+    for name, values in frame.replace([np.inf, -np.inf], np.nan).items():  # a ratio to a run that fires nothing
         heading, form = SHOWN.get(str(name), (str(name), "{:.2f}" if is_float_dtype(values) else "{}"))
         printed[heading] = ["–" if pd.isna(value) else form.format(value) for value in values]
     return printed.replace({"True": "yes", "False": "no"}).to_string(index=False)
@@ -107,7 +107,8 @@ def of_one_text(runs: Sequence[Run]) -> bool:
 def _require_two(runs: Sequence[Run]) -> None:
     """Raise UserError for fewer than two runs."""
     if len(runs) < 2:
-        raise UserError(f"Expected two runs or more to compare, got {len(runs)}.")
+        also = "give another one, as in twell compare runs/mine runs/demo"
+        raise UserError(f"Expected two runs or more to compare, got {len(runs)}: {also}.")
 
 
 def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:

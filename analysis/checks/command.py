@@ -7,6 +7,7 @@ every row, and the summaries beside; it prints a table and a sentence for each f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -15,7 +16,7 @@ from twell.analysis.checks.rows import ReadSums, part_fault, run_faults
 from twell.analysis.checks.summaries import summary_faults
 from twell.workbench.errors import UserError
 from twell.workbench.options import CheckOptions
-from twell.workbench.run.store import Run, open_run
+from twell.workbench.run.store import Run, list_runs, open_run
 
 WHOLE = "whole"
 
@@ -31,7 +32,7 @@ def check(options: CheckOptions) -> list[str]:
         try:
             run = open_run(path)
         except UserError as error:
-            unopened.append(error)
+            unopened.append(_folder_of_runs(path) or error)
             continue
         faults += _check_run(run)
     if len(unopened) == 1 and not faults:
@@ -46,6 +47,13 @@ def check(options: CheckOptions) -> list[str]:
             f"Expected whole runs, got {number}: copy what is damaged again from where it was recorded{others}."
         )
     return faults
+
+
+def _folder_of_runs(path: Path) -> UserError | None:
+    """Return the error that says how the runs in a folder are checked; None where it holds none."""
+    if not list_runs(path)[0]:
+        return None
+    return UserError(f"Expected a run in {path}, found a folder of runs: give {path}/* to check each of them.")
 
 
 def _check_run(run: Run) -> list[str]:

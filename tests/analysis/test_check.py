@@ -104,3 +104,11 @@ def test_a_run_that_cannot_be_opened_is_one_sentence(small: Run, capsys: pytest.
     with pytest.raises(UserError, match=r"got 2 faults: copy what is damaged again from where it was recorded\.$"):
         check(CheckOptions(runs=(small.path, missing)))
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_folder_of_runs_is_told_how_to_be_checked(small: Run) -> None:
+    folder = small.path.parent
+    with pytest.raises(
+        UserError, match=re.escape(f"Expected a run in {folder}, found a folder of runs: give {folder}/*")
+    ):
+        check(CheckOptions(runs=(folder,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -173,7 +174,7 @@ def test_a_copy_without_rows_is_compared_as_independent(run: Run, sparser: Run, 
 
 def test_what_cannot_be_compared(run: Run, made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for question in (compare_runs, compare_layers, compare_positions, compare_tokens):
-        with pytest.raises(UserError, match="two runs or more"):
+        with pytest.raises(UserError, match="two runs or more to compare, got 1: give another one"):
             question([run])
     other = made.make(tmp_path / "words", vocab=150, sequences=12, parts=1, layers=2, loss=False)
     with pytest.raises(Missing, match="another vocabulary"):
@@ -227,6 +228,18 @@ def test_two_vocabularies_of_one_size_are_told_apart(
     monkeypatch.setattr(made, "vocabulary", other)
     with pytest.raises(Missing, match="other tokens than made under the same ids"):
         compare_tokens([run, made.make(tmp_path / "words", sequences=60)])
+
+
+def test_a_run_that_fires_nothing_has_no_ratio(
+    run: Run, made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    def nothing(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {name: np.zeros_like(columns[name]) for name in nnz_columns(2)}
+
+    none = made.make(tmp_path / "none", layers=2, sequences=12, change=nothing)
+    compare(CompareOptions(runs=(none.path, run.path)))
+    output = capsys.readouterr().out
+    assert "against none" in output and not re.search(r"\binf\b", output)
 
 
 def test_the_command(run: Run, sparser: Run, capsys: pytest.CaptureFixture) -> None:
