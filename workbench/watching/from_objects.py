@@ -29,7 +29,7 @@ from twell.workbench.options import CaptureOptions
 from twell.workbench.run.store import Run, refuse_existing
 from twell.workbench.text.given import sources_of
 from twell.workbench.text.sources import TextSource
-from twell.workbench.watching.session import fast
+from twell.workbench.watching.session import fast, folder_of
 
 OF_A_PATH = ("revision", "device", "resume")  # options that an object has decided already
 NOT_GIVEN = ("model", "text", "out")  # arguments of their own here
@@ -62,7 +62,7 @@ def capture(
         options["fired"] = layers_text(options["fired"], "fired=")
     sources, options = sources_of(texts), plain_values(options)
     given: dict[str, Any] = {"text": tuple(source.name for source in sources), **options}
-    folder = _temporary() if out is None else Path(out)
+    folder = _temporary() if out is None else folder_of(out)
     check_bounds(CaptureOptions(model="", out=folder, **given), from_python=True)
     if not isinstance(model, nn.Module):
         return command.capture(CaptureOptions(model=str(model), out=folder, **given), sources, not progress)

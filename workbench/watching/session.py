@@ -98,7 +98,7 @@ class watch(Answers):  # called like a function, in a with statement
         self.model, self.tokenizer, self.rows, self._dense = model, tokenizer, rows, dense
         self._given: dict[str, Any] = {"ffns": ffns, "threshold": limit, "kernel": kernel, "name": name}
         self._probes, self._asks_fired, self._asks_hidden, self._loss = probes, fired, hidden, loss
-        self._out = None if out is None else Path(out)
+        self._out = None if out is None else folder_of(out)
         self._recorder: Recorder | None = None
         self._folder: Path | None = None
         self._batches = 0
@@ -263,6 +263,14 @@ class _WatchedText:
 
     def manifest(self) -> dict[str, Any]:
         return {"source": SOURCE}
+
+
+def folder_of(out: str | Path) -> Path:
+    """Return the folder that `out` names. Raises UserError where it is no path."""
+    try:
+        return Path(out)
+    except TypeError:
+        raise UserError(f"Expected a folder for out=, got {out!r}.") from None
 
 
 def fast(tokenizer: Any) -> PreTrainedTokenizerFast:

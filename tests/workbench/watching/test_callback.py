@@ -6,6 +6,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from support.watched import first_map
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from twell.analysis.training import training_layers, training_steps
-from twell.workbench import TwellCallback, open_run
+from twell.workbench import TwellCallback, capture, open_run, watch
 from twell.workbench.errors import UserError
 
 pytest.importorskip("accelerate")
@@ -217,5 +218,8 @@ def test_a_refused_callback_leaves_nothing_to_close(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "unraisablehook", raised.append)
     with pytest.raises(UserError, match="every= of at least 1 step, got 0"):
         TwellCallback(every=0)
+    for door in (TwellCallback, partial(watch, None), partial(capture, None, ["a text"])):
+        with pytest.raises(UserError, match=r"^Expected a folder for out=, got 3\.$"):
+            door(out=3)
     gc.collect()
     assert not raised
