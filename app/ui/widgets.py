@@ -25,6 +25,7 @@ from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
 CHOSEN = "chosen-row"  # in the session state
+NONE = "–"  # in a cell of a table, as where a number stands alone
 LINKS = "links"  # the trace of points that lie on a heat map's cells
 _beside_heading: ContextVar[Any] = ContextVar("beside_heading", default=None)  # free for the menu of the next figure
 
@@ -67,7 +68,7 @@ def _data_and_code(result: QueryResult, key: str) -> None:
     """Draw the buttons Data and Code of a table. key: what their keys begin with"""
     with st.popover("Data", type="tertiary", key=f"{key}-data", on_change=sync_url) as popover:
         if popover.open:
-            st.dataframe(result.frame, hide_index=True, height=280, width=640)
+            st.dataframe(result.frame, hide_index=True, height=280, width=640, placeholder=NONE)
             save_buttons(result.frame, f"{result.run.name}-{key}", key)
     with st.popover("Code", type="tertiary", key=f"{key}-code"):
         st.code(result.code, "python")
@@ -243,7 +244,7 @@ def choosable(rows: pd.DataFrame, key: str, names: pd.Series, **look: Any) -> No
         chosen = [*selection.rows, *(row for row, _ in selection.cells)]
         st.session_state[CHOSEN] = name_of_row[chosen[0]] if chosen else None
 
-    look |= {"hide_index": True, "height": 420, "on_select": choose}
+    look |= {"hide_index": True, "height": 420, "on_select": choose, "placeholder": NONE}
     st.dataframe(rows, key=key, selection_mode=["single-row", "single-cell"], **look)
 
 

@@ -249,6 +249,15 @@ def test_numbers_of_tables_do_not_go_by_the_language_of_the_browser(
     assert [(name, form) for name, form in forms if form and not form.startswith("%")] == []
 
 
+@pytest.mark.parametrize(
+    ("page", "address"),
+    [("tokens", {"view": "tokens"}), ("tokens", {"view": "words"}), ("neurons", {}), ("export", {})],
+)
+def test_what_a_table_lacks_is_a_dash(show: Show, runs: Path, page: str, address: dict[str, str]) -> None:
+    """Not the word None, which Streamlit writes."""
+    assert {table.proto.placeholder for table in show(runs, page, run="made", **address).dataframe} == {"–"}
+
+
 def test_the_overview_says_the_numbers_of_the_other_pages(show: Show, made: ModuleType, tmp_path: Path) -> None:
     def one_alone(columns: dict[str, Any]) -> dict[str, Any]:
         """Token 199 in a single sequence, which tells no standard error."""
