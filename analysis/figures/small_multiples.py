@@ -95,7 +95,8 @@ def _x_scale(frame: pd.DataFrame, x: str, log: bool) -> AxisScale:
     high = float(frame[x].max())
     if not log:
         low = float(frame[x].min())
-        return AxisScale(low, max(high, low + 1e-9), False, _steps(low, high))
+        high = high if high > low else low + 1  # of one bin, in which a short text has all of its losses
+        return AxisScale(low, high, False, _steps(low, high))
     powers = {10.0**k: whole(10.0**k) for k in range(math.ceil(math.log10(max(high, 2))))}
     if not frame["first"].any():
         return AxisScale(0.85, high * 1.2, True, powers)

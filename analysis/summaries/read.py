@@ -30,6 +30,7 @@ from twell.analysis.summaries.refresh import ensure
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.checks.columns_on_disk import column_fault
 from twell.workbench.run.checks.ranges import Sizes
+from twell.workbench.run.columns import NO_ENTROPY, NO_LOSS
 from twell.workbench.run.part_files import open_part
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
@@ -176,6 +177,14 @@ def _reason(run: Run, name: str) -> str:
         return "it is a summary-only run, which spells out none of its text"
     if run.manifest.summary_only and name in read_built(run).files:
         return "its copy leaves it out to stay small, and the run that it was copied from has it"
+    if table.absent in (NO_LOSS, NO_ENTROPY) and _only_uncounted_losses(run):
+        return "no token that is counted has a loss"
     if name == "value_bins" and run.none_fired and run.manifest.options.get("examples"):
         return "no neuron fired"
     return table.absent or "it was not recorded"
+
+
+def _only_uncounted_losses(run: Run) -> bool:
+    """Return whether a run recorded losses, none of them of a counted token: that of one token alone is the first's."""
+    recorded = run.manifest.loss_tokens and not run.manifest.summary_only
+    return bool(recorded) and not run.summary_path("surprisal_ranks").exists()
