@@ -153,11 +153,10 @@ def _add_ratios(figure: Figure, rows: pd.DataFrame, low: str, high: str, of: str
 
 
 def origins(table: pd.DataFrame) -> Figure:
-    """Draw by_source or by_phase: mean nnz over that of all others by layer, with its interval.
-
-    Raises Missing where there is one source or phase alone.
-    """
+    """Draw by_source or by_phase: mean nnz over that of all others by layer. Missing of one alone, or without nnz."""
     name = str(table.columns[0])
+    if not table["ratio"].notna().any() and table[name].nunique() > 1:
+        raise Missing(f"No neuron fires on any {name}, so that there is no mean to compare with.")
     if not table["ratio"].notna().any():
         raise Missing(f"Every token is of one {name}, {table[name].iloc[0]}: there is none to compare it with.")
     figure = _figure("layer", "nnz, × that of the others", xaxis_dtick=_step(table))

@@ -65,6 +65,9 @@ def test_one_source_alone_takes_the_first_colour(sampled: Run) -> None:
     assert trace.marker.color == trace.error_y.color == BLUE and trace.error_y.width == 0
     with pytest.raises(Missing, match="none to compare it with"):
         plots.origins(table)
+    none = pd.concat([table, table.assign(source="another")]).assign(mean=0.0)
+    with pytest.raises(Missing, match="No neuron fires on any source"):
+        plots.origins(none)
 
 
 def test_dots_of_one_layer_stand_beside_each_other(sampled: Run) -> None:
