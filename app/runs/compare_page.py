@@ -153,7 +153,7 @@ def partners_sentence(runs: tuple[Run, Run]) -> str:
     width = (
         f" A layer has {layer_width(runs[0])} neurons and {layer_width(runs[1])}, so equal counts are not equal "
         "sparsity."
-        if runs[0].manifest.widths != runs[1].manifest.widths
+        if set(runs[0].manifest.widths) != set(runs[1].manifest.widths)  # in however many layers
         else ""
     )
     return depth + width

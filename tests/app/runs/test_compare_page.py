@@ -54,6 +54,7 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
     (titles,) = [trace for trace in figure(test, "ratios")["data"] if trace.get("name") == "titles"]
     assert titles["text"] == ["L0", "L2 / L1", "L4 / L2"], "the first with the first, the last with the last"
     assert "paired by relative depth, since the models have 5 and 3" in html
+    assert "equal counts are not equal" not in html, "layers of one width, in 5 and in 3 layers"
     assert "Tokens with the clearest difference" in html
     assert "Loss, nnz and speed" in html
     test.selectbox(key="with").set_value("counts").run()
