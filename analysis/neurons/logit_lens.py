@@ -31,7 +31,7 @@ SURE = 0.99  # share of shuffled gate rows that a match has to surpass, to be to
 SHUFFLED = 512  # gate rows of a layer that are shuffled, 5 ms for 6 144 tokens of 256
 AT_ONCE = 8192  # rows of the unembedding that are multiplied at a time
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-NORMS = {  # by family, where the manifest does not say it: it leaves out RMS_NORM, and older ones say none
+NORMS_OF_OLDER_RUNS = {  # by family; newer manifests say it of every family that the kernels run
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "llama_sparse_relu", "bamboo"), RMS_NORM),
     "nemotron": LAYER_NORM_PLUS_ONE,
     "opt": LAYER_NORM,
@@ -229,7 +229,7 @@ def _norm_kind(run: Run, weights: CheckpointTensors) -> str:
     1 + weight, those of others subtract the mean or lie elsewhere, under the same names. Missing for an OPT whose norms
     come after a layer's products too: each scales all that was written before it anew."""
     model = run.manifest.model
-    kind = model.get("norm") or NORMS.get(str(model.get("family")))
+    kind = model.get("norm") or NORMS_OF_OLDER_RUNS.get(str(model.get("family")))
     if kind is None:
         raise Missing(
             f"How the norms of {model.get('family')} scale is not known, so what a neuron writes and reads cannot be "

@@ -35,7 +35,6 @@ from twell.workbench.models import threshold_ffn, weights
 from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, refuse_unreadable_generation, understood
 from twell.workbench.models.families import ACTIVATIONS, FAMILIES
 from twell.workbench.models.sizes import decoder_layers, own_sizes
-from twell.workbench.run.manifest import RMS_NORM
 
 CONTEXT = 2048  # tokens: the longest sequence unless told otherwise
 
@@ -164,13 +163,12 @@ class LoadedModel:
             "vocab_size": self.vocab_size,
             "parameters": parameters,
         }
-        norm = FAMILIES[self.family].norm if self.family in FAMILIES else RMS_NORM
         model |= {"up_relu": True} if self.counts_used else {}
         if self.watched and self.blocks:  # of other FFNs the definition of nnz tells how many matrices they have
             filled = threshold_ffn.ffn_parameters(self.blocks)
             model["ffn_parameters"] = filled * sum(widths) // (self.d_ff * self.layers) if widths else filled
         model |= {"widths": widths} if widths else {}
-        return model | ({"norm": norm} if norm != RMS_NORM else {})
+        return model | ({"norm": FAMILIES[self.family].norm} if self.family in FAMILIES else {})
 
 
 def _fires(ffn: SparseFFN, dtype: str) -> str:

@@ -22,8 +22,8 @@ from twell.workbench.run.schema import SCHEMA_VERSION
 FILE = "run.json"
 RECORDING, COMPLETE, INTERRUPTED = "recording", "complete", "interrupted"
 
-# model["norm"]: the norm before the head. rms, which is the default and not written, divides by the root mean square;
-# layer subtracts the mean first, and layer_plus_one also scales by 1 + weight.
+# model["norm"]: the norm before the head. rms divides by the root mean square, layer subtracts the mean first, and
+# layer_plus_one also scales by 1 + weight. Absent where it is not known, and in older runs where it is rms.
 # model["ffn_parameters"]: numbers in the matrices of all FFNs, where nnz is counted above a threshold, of any FFN.
 # model["widths"]: neurons of each layer, where they differ; d_ff is the greatest.
 RMS_NORM, LAYER_NORM, LAYER_NORM_PLUS_ONE = "rms", "layer", "layer_plus_one"

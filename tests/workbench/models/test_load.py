@@ -20,6 +20,7 @@ from twell.workbench.doctor import machine_facts, why
 from twell.workbench.errors import UserError
 from twell.workbench.models.checkpoint import DEMO, MIB, fingerprint
 from twell.workbench.models.load import LoadedModel, load
+from twell.workbench.run.manifest import LAYER_NORM, LAYER_NORM_PLUS_ONE, RMS_NORM
 from twell.workbench.text.vocabulary import display, vocabulary
 
 FAMILIES = {
@@ -30,6 +31,7 @@ FAMILIES = {
     "nemotron": {"hidden_act": "relu2", "mlp_bias": True},
     "opt": {"enable_bias": True},
 }
+NORMS = {"nemotron": LAYER_NORM_PLUS_ONE, "opt": LAYER_NORM}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,6 +51,7 @@ def test_outputs_unchanged(family: str, tmp_path: Path) -> None:
     assert (about["family"], about["layers"], about["d_model"], about["d_ff"]) == (family, 3, 32, 264)
     assert about["name"] == family  # the folder's name, and nothing of where it lies
     assert about["revision"] is None
+    assert about["norm"] == NORMS.get(family, RMS_NORM), "without it page Neuron cannot say what a neuron writes"
 
 
 def test_the_bundled_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
