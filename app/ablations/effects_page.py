@@ -98,7 +98,7 @@ def every_condition(run: Run) -> None:
     table = fetch(run, analysis.effects)
     widgets.heading("Every condition", "As twell ablate spells them.", query(run, analysis.effects))
     columns = table[["condition", "change", "low", "high", "kept", "silenced", "tokens", "documents"]]
-    st.dataframe(columns.dropna(axis="columns", how="all"), hide_index=True, width="stretch", placeholder=widgets.NONE)
+    widgets.table(columns.dropna(axis="columns", how="all"), width="stretch")
 
 
 def not_measured(run: Run) -> None:

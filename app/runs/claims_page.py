@@ -167,12 +167,12 @@ def draw_studies(run: Run) -> None:
     )
     caption = (
         "Beside the sweep: depth and width, gated and plain FFN, activation, dead neurons started anew. Speeds are "
-        "dense time over sparse time; empty: not measured."
+        "dense time over sparse time; –: not measured."
     )
     widgets.heading("Every training of the studies", caption, result)
     shown = trained[list(COLUMNS)].rename(columns={name: title for name, (title, _) in COLUMNS.items()})
     forms = {title: form for title, form in COLUMNS.values() if form}
-    st.dataframe(shown.style.format(forms, thousands=SPACE), hide_index=True, height=320, placeholder="")
+    widgets.table(shown.style.format(forms, thousands=SPACE), height=320)
 
 
 widgets.title("Do published claims hold for this model?")

@@ -58,7 +58,7 @@ def draw_computed(run: Run, name: str) -> None:
     note = str(frame.attrs.get("note", "")).rstrip(".")
     widgets.heading(name, f"{row_count(len(frame))}. {note}{'.' * bool(note)}", result)
     widgets.save_buttons(frame, f"{run.name}-{name}", "table")
-    st.dataframe(frame.head(SHOWN_ROWS), hide_index=True, placeholder=widgets.NONE)
+    widgets.table(frame.head(SHOWN_ROWS))
     widgets.note(docstring_html(ANALYSIS[name].__doc__))
 
 
@@ -78,11 +78,10 @@ def draw_recorded(run: Run, name: str) -> None:
             f"The table has more than {whole(MAX_SAVED_ROWS)} rows, too many for a browser. The files in the run's "
             f"folder are Parquet already; <code>twell export … --table {name} --format csv</code> writes them as CSV."
         )
-    st.dataframe(head(run, name), hide_index=True, placeholder=widgets.NONE)
+    widgets.table(head(run, name))
     columns = [vars(column) for column in expand(TABLES[name], run.layers, run.d_ff, run.manifest.counts_used)]
-    st.dataframe(
+    widgets.table(
         pd.DataFrame(columns)[["name", "type", "unit", "meaning"]].rename(columns={"name": "column"}),
-        hide_index=True,
         column_config={"meaning": st.column_config.TextColumn("meaning", width="large")},
     )
 

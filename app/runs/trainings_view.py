@@ -99,4 +99,4 @@ def draw_ends(logs: pd.DataFrame, current: str) -> None:
         f"Fields of the recipes that differ, then the last figure in each log, in brackets over that of {current}: "
         "what changed most comes first.",
     )
-    st.dataframe(table, width="stretch", placeholder=widgets.NONE)
+    widgets.table(table, hide_index=False, width="stretch")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -24,8 +24,10 @@ from twell.app.ui.url_state import one_of, run_name, sync_url, url_param
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
+if TYPE_CHECKING:
+    from pandas.io.formats.style import Styler
+
 CHOSEN = "chosen-row"  # in the session state
-NONE = "–"  # in a cell of a table, as where a number stands alone
 LINKS = "links"  # the trace of points that lie on a heat map's cells
 _beside_heading: ContextVar[Any] = ContextVar("beside_heading", default=None)  # free for the menu of the next figure
 
@@ -68,7 +70,7 @@ def _data_and_code(result: QueryResult, key: str) -> None:
     """Draw the buttons Data and Code of a table. key: what their keys begin with"""
     with st.popover("Data", type="tertiary", key=f"{key}-data", on_change=sync_url) as popover:
         if popover.open:
-            st.dataframe(result.frame, hide_index=True, height=280, width=640, placeholder=NONE)
+            table(result.frame, height=280, width=640)
             save_buttons(result.frame, f"{result.run.name}-{key}", key)
     with st.popover("Code", type="tertiary", key=f"{key}-code"):
         st.code(result.code, "python")
@@ -227,6 +229,14 @@ def numbers(values: Sequence[tuple[str, ...]]) -> None:
     st.html(f'<dl class="tw-numbers">{cells}</dl>')
 
 
+def table(rows: pd.DataFrame | Styler, hide_index: bool = True, **look: Any) -> None:
+    """Draw a table; what it lacks is a dash, as where a number stands alone.
+
+    look: further options of `st.dataframe`
+    """
+    st.dataframe(rows, hide_index=hide_index, placeholder="–", **look)
+
+
 def choosable(rows: pd.DataFrame, key: str, names: pd.Series, **look: Any) -> None:
     """Draw a table whose rows can be chosen, by a click on any cell; `chosen_row` tells which one was.
 
@@ -244,8 +254,7 @@ def choosable(rows: pd.DataFrame, key: str, names: pd.Series, **look: Any) -> No
         chosen = [*selection.rows, *(row for row, _ in selection.cells)]
         st.session_state[CHOSEN] = name_of_row[chosen[0]] if chosen else None
 
-    look |= {"hide_index": True, "height": 420, "on_select": choose, "placeholder": NONE}
-    st.dataframe(rows, key=key, selection_mode=["single-row", "single-cell"], **look)
+    table(rows, key=key, height=420, on_select=choose, selection_mode=["single-row", "single-cell"], **look)
 
 
 def chosen_row() -> Any:

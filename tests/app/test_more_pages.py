@@ -251,7 +251,7 @@ def test_numbers_of_tables_do_not_go_by_the_language_of_the_browser(
 
 @pytest.mark.parametrize(
     ("page", "address"),
-    [("tokens", {"view": "tokens"}), ("tokens", {"view": "words"}), ("neurons", {}), ("export", {})],
+    [("tokens", {"view": "tokens"}), ("tokens", {"view": "words"}), ("neurons", {}), ("export", {}), ("findings", {})],
 )
 def test_what_a_table_lacks_is_a_dash(show: Show, runs: Path, page: str, address: dict[str, str]) -> None:
     """Not the word None, which Streamlit writes."""
