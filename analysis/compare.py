@@ -274,8 +274,7 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
     frame = pd.concat(pieces, ignore_index=True)
     if frame.empty:
         raise Missing(f"No token occurs {min_count} times in both runs: ask for a lower minimum count.")
-    order = {"sure": False, "size": False, "token_id": True}  # one document alone gives no interval: by size then
-    frame = frame.sort_values(list(order), ascending=list(order.values()), ignore_index=True)
-    frame = frame.drop(columns=["sure", "size"])
+    by = ["sure", "size", "token_id"]  # one document alone gives no interval: by size then
+    frame = frame.sort_values(by, ascending=[False, False, True], ignore_index=True).drop(columns=["sure", "size"])
     frame.attrs = {"note": f"against {runs[0].name}"}
     return frame
