@@ -15,7 +15,7 @@ Cost: keys and values of prompts and tokens in memory, and on first use the comp
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -196,16 +196,14 @@ def _generate_in_turns(sides: Sides, prompts: Tensor, tokens: int, order: Sequen
                 yield
                 taken[side] += stop()()
 
-    running = pieces()
-
     def after_token(ids: Tensor, _scores: Any, **_: Any) -> Tensor:
         if (ids.shape[1] - prompts.shape[1]) % PIECE == 0:
             next(running)
         return ids.new_zeros(len(ids), dtype=torch.bool)  # no sequence has ended
 
-    next(running)
-    generator(sides.loaded, prompts, tokens, stopping_criteria=[after_token])()
-    if tokens % PIECE:
+    with closing(pieces()) as running:  # the sparse FFNs are back then, after an error too
         next(running)
-    running.close()
+        generator(sides.loaded, prompts, tokens, stopping_criteria=[after_token])()
+        if tokens % PIECE:
+            next(running)
     return taken

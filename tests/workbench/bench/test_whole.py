@@ -15,6 +15,7 @@ from twell.workbench.bench import decoding, whole
 from twell.workbench.bench.command import bench
 from twell.workbench.bench.decoding import Decoder, generator
 from twell.workbench.bench.options import BenchOptions
+from twell.workbench.bench.sides import LinearFFN
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel, load
 
@@ -73,6 +74,19 @@ def test_both_sides_make_every_token_of_a_turn_once(
     for i in range(2 * each, 6 * each):
         took[generations[i // each][2 * (i % each)][0]][i // each // 2 - 1] += i + 1
     assert times == took
+
+
+def test_after_a_generation_that_fails_the_model_is_sparse(
+    loaded: LoadedModel, prompts: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    sides = whole.Sides(loaded)
+    monkeypatch.setattr(loaded.model, "generate", fail)
+    with pytest.raises(MemoryError) as failure:  # whose traceback keeps the frames, and what they hold
+        decoding.generation_times(sides, prompts, 6, 1)
+    assert failure and not any(isinstance(module, LinearFFN) for module in loaded.body.modules())
 
 
 def test_rows_of_the_table(tiny: Path, texts: tuple[str, ...], tmp_path: Path, monkeypatch: Any) -> None:
