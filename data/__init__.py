@@ -1,1 +1,1 @@
-"""What ships with the package: the demo model, its passages, a recorded run. Reached through importlib.resources."""
+"""What ships with the package: demo model, passages, recorded runs, studies. Reached through importlib.resources."""
