@@ -165,11 +165,11 @@ def _record(
         recorder.rescue()
         raise
     run = open_run(options.out)
-    own = recorder.counted, recorder.nnz_mean
-    counted, nnz_mean = own if ranks.world == 1 else _counted(run)
-    console.print(outcome(run, nnz_mean, counted))
-    if note := nonfinite_note(run):
-        console.print(note)
+    if ranks.rank == 0:  # it ends last: to the others the run may lack parts that are still being written
+        counted, nnz_mean = (recorder.counted, recorder.nnz_mean) if ranks.world == 1 else _counted(run)
+        console.print(outcome(run, nnz_mean, counted))
+        if note := nonfinite_note(run):
+            console.print(note)
     if unreadable is not None:
         raise unreadable
     if ranks.lost:

@@ -121,6 +121,20 @@ def test_two_ranks_make_the_run_that_one_makes(
     assert nnz_sum(whole) == (len(rows), rows[nnz_columns(whole.layers)].to_numpy().sum()) and len(rows)
 
 
+def test_a_rank_without_text_ends_before_the_first_part_is_written(start: Start, tmp_path: Path) -> None:
+    """All of the text is one batch, which rank 0 takes."""
+    (tmp_path / "short.txt").write_text("Where the river bends, the ferry waits for nobody.")
+    given = {"text": (str(tmp_path / "short.txt"),), "examples": 0}
+    processes, errors = start(tmp_path / "run", slow=True, small=False, **given)
+    end(processes)
+    assert [error.read_text() for error in errors.iterdir()] == []
+    assert [process.exitcode for process in processes] == [0, 0]
+    run = open_run(tmp_path / "run")
+    assert_whole(run)
+    assert [rank["tokens"] for rank in run.manifest.ranks] == [run.manifest.tokens, 0]
+    assert "mean nnz" in printed_by(0, errors).read_text() and not printed_by(1, errors).read_text()
+
+
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_rank_that_dies_is_named_and_the_run_goes_on(victim: int, whole: Run, start: Start, tmp_path: Path) -> None:
     out = tmp_path / "run"
