@@ -42,7 +42,7 @@ def check(options: CheckOptions) -> list[str]:
     if unopened or faults:
         total = len(unopened) + len(faults)
         number = "a fault" if total == 1 else f"{total} faults"
-        others = ", or use the other parts, as most commands do with --without-damaged" if faults else ""
+        others = ", or use the other parts: app, tokens, compare and export take --without-damaged" if faults else ""
         raise UserError(
             f"Expected whole runs, got {number}: copy what is damaged again from where it was recorded{others}."
         )
