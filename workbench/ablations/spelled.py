@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from twell.workbench.errors import UserError
@@ -44,13 +45,15 @@ class Condition:
 
     @property
     def name(self) -> str:
-        """The condition as it is spelled; a list of neurons by their number."""
+        """The condition as it is spelled; a long list of neurons by their number and a digest, unlike another's."""
         number = "" if self.share is None else f":{self.share:g}"
         if self.kind == "shares":
             number = ":" + ",".join(f"{share:g}" for share in self.shares)
         if self.kind == "neurons":
             names = [f"L{layer}/N{neuron}" for layer, listed in self.neurons.items() for neuron in listed]
-            number = ":" + (",".join(names) if len(names) <= 4 else f"{len(names)} listed")
+            number = ":" + (spelled := ",".join(names))
+            if len(names) > 4:
+                number = f":{len(names)} #{sha256(spelled.encode()).hexdigest()[:6]}"
         return self.kind + number + ("" if self.layer < 0 else f"@{self.layer}")
 
 

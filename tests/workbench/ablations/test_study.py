@@ -222,6 +222,19 @@ def test_a_killed_study_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(calls) == done + len(whole.groupby("batch")) and studies == [entry["study"]]
 
 
+def test_long_lists_of_neurons_are_told_apart(run: Run, tmp_path: Path) -> None:
+    """Two of one length, in one study and one after the other, each with its own change."""
+    names = []
+    for name, first in (("a", 0), ("b", 100)):
+        (tmp_path / name).write_text("\n".join(f"L0/N{neuron}" for neuron in range(first, first + 50)))
+        names.append(f"neurons:{tmp_path / name}")
+    both = effects(ablate(options(run, *names, seed=7))).query("condition.str.startswith('neurons:50')")
+    assert len(both) == both["change"].nunique() == 2
+    studies = [ablate(options(run, name, seed=8)).manifest.effects[-1]["study"] for name in names]
+    alone = [effects(open_run(run.path), study)["change"].item() for study in studies]
+    assert set(alone) == set(both["change"])
+
+
 @pytest.mark.parametrize(
     ("condition", "sentence"),
     [
