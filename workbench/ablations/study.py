@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,8 @@ OF_VALUES = ("smallest", "shares")  # kinds that go by quantiles of a layer's va
 QUANTILES = 1001  # of a layer's values, evenly spaced
 SAMPLED = 2**21  # values of a layer that these are taken from, at most
 BLOCK = 16  # sequences of a long document whose tokens stand in one row
-RESUMED_BY = ("conditions", "text", "tokens", "batch_tokens", "seed", "dtype", "model")  # equal where a study goes on
+# Equal where a study goes on. The name of a text is not enough: standard input has one, and a file may be edited.
+RESUMED_BY = ("conditions", "text", "tokens", "token_ids", "batch_tokens", "seed", "dtype", "model")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Study:
             "conditions": [condition.name for condition in self.conditions],
             "text": list(self.text),
             "tokens": sum(len(sequence.ids) for sequence in self.sequences),
+            "token_ids": self._digest(),
             "batch_tokens": self.batch_tokens,
             "seed": self.seed,
             "dtype": str(own.model.dtype).removeprefix("torch."),
@@ -67,6 +70,13 @@ class Study:
             "seconds": 0.0,
             "complete": False,
         }
+
+    def _digest(self) -> str:
+        """Return a sha256 of the sequences' tokens, and of where each begins."""
+        digest = sha256()
+        for sequence in self.sequences:
+            digest.update(f"{len(sequence.ids)} ".encode() + sequence.ids.astype("<i8").tobytes())
+        return digest.hexdigest()
 
 
 @dataclass

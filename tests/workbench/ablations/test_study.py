@@ -222,6 +222,18 @@ def test_a_killed_study_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(calls) == done + len(whole.groupby("batch")) and studies == [entry["study"]]
 
 
+def test_another_text_of_the_same_name_is_another_study(run: Run, tmp_path: Path) -> None:
+    """As standard input is, and a file that was edited; the same text again is not measured again."""
+    bases = []
+    for text in ("one two three four " * 40, "nine seven five " * 60, "nine seven five " * 60):
+        (tmp_path / "text.txt").write_text(text)
+        after = ablate(replace(options(run, "ffn@1", text=(str(tmp_path / "text.txt"),)), tokens=40))
+        bases.append(effects(after, after.manifest.effects[-1]["study"])["base"].item())
+    assert bases[0] != bases[1] == bases[2]
+    first, second = after.manifest.effects[-2:]
+    assert first["text"] == second["text"] and first["tokens"] == second["tokens"] == 40
+
+
 def test_long_lists_of_neurons_are_told_apart(run: Run, tmp_path: Path) -> None:
     """Two of one length, in one study and one after the other, each with its own change."""
     names = []
