@@ -164,6 +164,11 @@ def lines(table: pd.DataFrame) -> list[str]:
     return [head, *rows, *_notes(table)]
 
 
+def of_clusters(documents: int) -> str:
+    """Return in words what an interval is over: in a source of few documents, long ones count in blocks."""
+    return "one document" if documents == 1 else f"{documents:,} documents or blocks of long ones"
+
+
 def by_tokens(table: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the rows of `effects` for each set of tokens that conditions were measured on.
 
@@ -183,6 +188,6 @@ def _notes(table: pd.DataFrame) -> list[str]:
         of = f", for {first['condition']}{others}" if len(sets) > 1 else ""
         notes.append(
             f"  untouched {first['base']:.4f} nats on {first['tokens']:,} predicted tokens of "
-            f"{first['documents']:,} documents{of}"
+            f"{of_clusters(int(first['documents']))}{of}"
         )
     return notes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from twell.analysis.ablations.by_condition import effects
+from twell.analysis.ablations.by_condition import effects, of_clusters
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, Answer, Claim, between
 from twell.analysis.neurons.effects import neuron_effects, rank_correlation
 from twell.workbench.errors import Missing
@@ -108,7 +108,9 @@ def activity_is_importance(run: Run) -> Answer:
 
 
 def _about(run: Run, row: pd.Series, texts: list[str]) -> str:
-    return f"{row['tokens']:,} tokens of {row['documents']:,} documents, paired, of {', '.join(texts) or run.name}"
+    return (
+        f"{row['tokens']:,} tokens of {of_clusters(int(row['documents']))}, paired, of {', '.join(texts) or run.name}"
+    )
 
 
 CLAIMS = (

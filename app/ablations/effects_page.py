@@ -10,6 +10,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.ablations.allocation import summary
+from twell.analysis.ablations.by_condition import of_clusters
 from twell.analysis.figures.ablation.effects import (
     MOST,
     curve_rows,
@@ -43,7 +44,7 @@ def curves(run: Run) -> None:
         widgets.heading(
             "Loss by what is left",
             f"Change from {number(first['base'])} nats a token with nothing taken away; the same "
-            f"{plural(int(first['tokens']), 'token')} of {plural(int(first['documents']), 'document')} under every "
+            f"{plural(int(first['tokens']), 'token')} of {of_clusters(int(first['documents']))} under every "
             f"condition; bars: 95 % by document. Grey: the controls, taken away at random.{others}",
             result,
             key=f"loss-by-what-is-left{number_of}",

@@ -71,9 +71,18 @@ def test_each_study_is_beside_the_loss_of_its_own_tokens(small: Run) -> None:
     notes = [line for line in lines(table) if "untouched" in line]
     assert len(notes) == len(table) == 2
     for row in table.itertuples():
-        tokens = f"{row.tokens:,} predicted tokens of {row.documents} documents"
+        tokens = f"{row.tokens:,} predicted tokens of {row.documents} documents or blocks of long ones"
         of = f"untouched {row.base:.4f} nats on {tokens}, for {row.condition}"
         assert sum(of in note for note in notes) == 1, (of, notes)
+
+
+def test_blocks_of_one_document_are_not_called_documents(small: Run) -> None:
+    columns, _ = rows_of(np.random.default_rng(0), documents=5)
+    append(small.path, "effects", {**columns, "document": [0] * 5, "piece": list(range(5))})
+    assert "tokens of 5 documents or blocks of long ones" in lines(effects(open_run(small.path)))[-1]
+    columns = {name: values[:1] for name, values in columns.items()}
+    append(small.path, "effects", {**columns, "study": [1]})
+    assert lines(effects(open_run(small.path), 1))[-1].endswith("tokens of one document")
 
 
 def test_one_document_has_no_interval_and_losses_that_are_not_finite_are_left_out(small: Run) -> None:

@@ -104,7 +104,7 @@ def test_no_line_goes_over_points_of_two_texts(made: ModuleType, tmp_path: Path,
     page = text(test)
     for condition, figure in (("random:0.25", 1), ("random:0.5", 2)):
         row = table.loc[condition]
-        same = f"the same {plural(int(row['tokens']), 'token')} of {row['documents']} documents under every"
+        same = f"the same {plural(int(row['tokens']), 'token')} of {row['documents']} documents or blocks"
         assert f"Change from {number(row['base'])} nats" in page and same in page
         assert f"Figure {figure} of 2" in page
 
