@@ -160,7 +160,7 @@ def _other_text(unseen: NDArray, interval: Interval | None) -> str:
     if interval is not None:
         _, low, high = interval(tokens, after - before)
         line += f" [{_rounded(low):+.4f}, {_rounded(high):+.4f}]" if low == low else " [too few documents]"
-    return f"{line} of {len(tokens):,} documents"
+    return f"{line} of {len(tokens):,} document{'s' * (len(tokens) != 1)}"
 
 
 def _rounded(value: float, digits: int = 4) -> float:
