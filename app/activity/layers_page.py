@@ -10,7 +10,7 @@ from twell.analysis.figures import plots
 from twell.analysis.figures.layers import layer_rows
 from twell.app.activity.layer_data import BY_LAYER, SURPRISAL, by_surprisal, distributions
 from twell.app.ui import widgets
-from twell.app.ui.formatting import BANDS, percent, plural, rare, without_intervals
+from twell.app.ui.formatting import BANDS, percent, plural, rare, with_intervals
 from twell.app.ui.query import Query, fetch, query
 from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run
@@ -22,7 +22,7 @@ QUESTIONS = (
         Query(analysis.surprisal_within),
         plots.within,
         "Correlation of nnz with the loss of the next token, each less the mean of its token over the run, by layer "
-        "with 95 % intervals. It compares one token in different contexts: above 0, a token fires more where the model"
+        "{intervals}. It compares one token in different contexts: above 0, a token fires more where the model"
         " is less sure what follows. The figure above mixes in which tokens come before surprises.",
     ),
     Question(
@@ -30,7 +30,7 @@ QUESTIONS = (
         Query(analysis.entropy_correlation),
         plots.expected,
         "Rank correlation of nnz with the entropy of the next token's prediction (what the model expects to lose on"
-        " it), with its loss (what it then loses), and with each given the other, by layer with 95 % intervals. A token"
+        " it), with its loss (what it then loses), and with each given the other, by layer {intervals}. A token"
         " fires before the next one is known: what goes with the loss given the entropy is no reaction to it, but tells"
         " of contexts in which the model errs more, or less, than it expects.",
     ),
@@ -47,7 +47,7 @@ QUESTIONS = (
         "Activity by source of the text",
         Query(analysis.by_source),
         plots.origins,
-        "Mean nnz of each source over that of all others, by layer, with 95 % intervals over documents. Sources differ"
+        "Mean nnz of each source over that of all others, by layer, {intervals}. Sources differ"
         " in more than subject: in which tokens they use, and how well the model predicts them.",
         several="source",
     ),
@@ -56,7 +56,7 @@ QUESTIONS = (
         Query(analysis.by_phase),
         plots.origins,
         "Mean nnz of prompts that are read (prefill) and of tokens that are generated (decode), each over the other, "
-        "by layer, with 95 % intervals. What is generated is what the model found likely, so it is an easier text.",
+        "by layer, {intervals}. What is generated is what the model found likely, so it is an easier text.",
         several="phase",
     ),
 )
@@ -104,10 +104,11 @@ def draw_surprisal(run: Run) -> None:
     loss = "the prediction made at the token" if of == "next" else "the token itself, as predicted before it"
     caption = (
         f"Mean nnz relative to the layer's mean, against the loss of {loss}, in bins of equally many tokens. The last "
-        f"bin is open-ended and drawn at its lower end; {BANDS}. ρ: Spearman correlation over tokens."
+        f"bin is open-ended and drawn at its lower end; {with_intervals(result.frame['low'], BANDS)}. ρ: Spearman "
+        "correlation over tokens."
     )
     with heading_area:
-        widgets.heading("Activity and surprise", without_intervals(caption, result.frame["low"]), result)
+        widgets.heading("Activity and surprise", caption, result)
     widgets.draw(figure, "surprisal", "Mean nnz against loss, by layer", wide=True)
 
 

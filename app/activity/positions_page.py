@@ -8,7 +8,7 @@ from twell.analysis.figures.positions import decay_lengths, described
 from twell.analysis.memo import built_once
 from twell.app.activity.position_data import FITS, POSITION_BINS, by_position
 from twell.app.ui import widgets
-from twell.app.ui.formatting import BANDS, plural, whole, without_intervals
+from twell.app.ui.formatting import BANDS, plural, whole, with_intervals
 from twell.app.ui.query import Query, query
 from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run
@@ -19,7 +19,7 @@ QUESTIONS = (
         "Position 0 against later positions",
         Query(analysis.first_positions),
         plots.starts,
-        "Mean nnz at position 0 over that of later positions, by layer, with 95 % intervals over documents. The start "
+        "Mean nnz at position 0 over that of later positions, by layer, {intervals}. The start "
         "of a document, which may carry a special token, stands apart from a cut, where a sequence goes on within one."
         " A layer far above 1 spends its busiest rows on tokens without context.",
     ),
@@ -83,10 +83,10 @@ def draw_page(run: Run) -> None:
     )
     caption = (
         f"{plural(sequences, 'sequence')}, up to {whole(bins['position_to'].max() + 1)} tokens; both axes logarithmic; "
-        f"{BANDS}. {first_position}{fitted}"
+        f"{with_intervals(bins['low'], BANDS)}. {first_position}{fitted}"
     )
     title = "Mean nnz by position, relative to the layer's mean"
-    widgets.heading(title, without_intervals(caption, bins["low"]), result)
+    widgets.heading(title, caption, result)
     widgets.draw(by_position(run), "positions", "Mean nnz by position, a panel a layer", wide=True)
     with widgets.show_errors():
         draw_decay(run)

@@ -38,7 +38,7 @@ from twell.app.ui.formatting import (
     token_html,
     typeset,
     whole,
-    without_intervals,
+    with_intervals,
 )
 from twell.app.ui.query import fetch, query_with_others
 from twell.app.ui.run_cache import shown
@@ -128,10 +128,10 @@ def draw_by_layer(runs: tuple[Run, Run]) -> None:
     result = query_with_others(runs[0], [runs[1]], analysis.compare_layers)
     frame = result.frame
     caption = (
-        f"Mean nnz of {runs[0].name} minus that of {runs[1].name}, with 95 % intervals; at the right, the ratio. "
-        f"{pairing_sentence(frame)}{partners_sentence(runs)}"
+        f"Mean nnz of {runs[0].name} minus that of {runs[1].name}, {with_intervals(frame['low'])}; at the right, the "
+        f"ratio. {pairing_sentence(frame)}{partners_sentence(runs)}"
     )
-    widgets.heading("The difference by layer", without_intervals(caption, frame["low"]), result)
+    widgets.heading("The difference by layer", caption, result)
     widgets.draw(built_once(differences, frame), "differences", "Difference of mean nnz by layer")
 
 
@@ -165,9 +165,9 @@ def draw_by_position(runs: tuple[Run, Run]) -> None:
     frame = result.frame
     caption = (
         f"Mean nnz of {runs[0].name} / mean nnz of {runs[1].name}; both axes logarithmic; "
-        f"{BANDS}.{partners_sentence(runs)}"
+        f"{with_intervals(frame['low'], BANDS)}.{partners_sentence(runs)}"
     )
-    widgets.heading("The ratio by position", without_intervals(caption, frame["low"]), result)
+    widgets.heading("The ratio by position", caption, result)
     widgets.draw(built_once(ratio_panels, frame), "ratios", "Ratio of mean nnz by position, a panel a layer", wide=True)
 
 
@@ -179,11 +179,11 @@ def draw_by_token(runs: tuple[Run, Run]) -> None:
     pairing = "which both runs read" if frame["paired"].all() else "the runs taken as independent"
     caption = (
         f"z in {runs[0].name} minus z in {runs[1].name}, for {plural(len(frame), 'token')} that occur at least 20 "
-        f"times in both, with 95 % intervals clustered by document, {pairing}. Largest difference "
+        f"times in both, {with_intervals(frame['low'], f' clustered by document, {pairing}')}. Largest difference "
         f"{'relative to its standard error ' if told else ''}first."
     )
     title = "Tokens with the clearest difference" if told else "Tokens with the largest difference"
-    widgets.heading(title, without_intervals(caption, frame["low"]), result)
+    widgets.heading(title, caption, result)
     lines = "".join(
         f"<div><span>{token_html(r.text)}</span><span>{fixed(r.z)}</span><span>{fixed(r.first_z)}</span>"
         f"<span>{fixed(r.difference)}{interval(r.low, r.high, fixed)}</span></div>"

@@ -20,7 +20,7 @@ from twell.app.tokens.token_neurons import neurons_of
 from twell.app.tokens.token_rows import draw_its_neurons, draw_neurons, say_mostly_layer, titled_row
 from twell.app.tokens.word_view import draw_word
 from twell.app.ui import widgets
-from twell.app.ui.formatting import fixed, layer_width, number, plural, running, visible, whole, without_intervals
+from twell.app.ui.formatting import fixed, layer_width, number, plural, running, visible, whole, with_intervals
 from twell.app.ui.query import fetch, query
 from twell.app.ui.questions import noted, say_left_out
 from twell.app.ui.url_state import current_run, parameter, run_name, whole_number
@@ -58,8 +58,8 @@ def draw_layers(run: Run, token: int) -> None:
     """Draw the z of the token with id `token` in each layer."""
     result = query(run, analysis.token_profile, token_id=token)
     figure = profile(result.frame)  # before the heading, which is left out with it
-    caption = "Standard deviations from each layer's mean nnz, with 95 % intervals clustered by document."
-    widgets.heading("Over the layers", without_intervals(caption, result.frame["z_se"]), result)
+    told = with_intervals(result.frame["z_se"], " clustered by document")
+    widgets.heading("Over the layers", f"Standard deviations from each layer's mean nnz, {told}.", result)
     widgets.draw(figure, "profile", "The token's z by layer")
 
 

@@ -24,7 +24,7 @@ from twell.app.tokens.token_order import mostly_one_layer, which_order, who_deci
 from twell.app.tokens.token_rows import SHOWN, rows_html
 from twell.app.tokens.token_tables import RANKS, draw_token_table, draw_word_table, go_to
 from twell.app.ui import widgets
-from twell.app.ui.formatting import matching, plural, whole, without_intervals
+from twell.app.ui.formatting import matching, plural, whole, with_intervals
 from twell.app.ui.query import QueryResult, query
 from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run, sync_url, url_param, whole_number
@@ -53,12 +53,11 @@ QUESTIONS = (
         "here each has its own share.",
     ),
 )
-MEANING = {  # of the dots and their intervals
-    "shrunk": "Mean z over layers, drawn towards the mean of all tokens (empirical Bayes), with 95 % posterior "
-    "intervals.",
-    "word": "Mean z of a word's tokens with 95 % intervals, clustered by document.",
-    "z": "Mean z over layers with 95 % intervals, clustered by document; of few, none narrower than is usual.",
-    "z_position": "Mean z over layers, compared with similar positions, with 95 % intervals as those of z.",
+MEANING = {  # of the dots, and of their intervals
+    "shrunk": ("Mean z over layers, drawn towards the mean of all tokens (empirical Bayes)", " of the posterior"),
+    "word": ("Mean z of a word's tokens", " clustered by document"),
+    "z": ("Mean z over layers", " clustered by document; of few, none narrower than is usual"),
+    "z_position": ("Mean z over layers, compared with similar positions", " as those of z"),
 }
 CUT = "An interval that goes far beyond all dots is cut."
 
@@ -132,25 +131,30 @@ def draw_rows(run: Run, result: QueryResult, rank: str, noun: str) -> None:
         if rank == "mean"
         else {"most": "lead by z", "fewest": "come last by z"}
     )
+    told = f", {with_intervals(frame['mean_se'], ' clustered by document')}" if noun == "token" else ""
     caption = (
         f"{whole(len(shown))} of {plural(len(frame), noun)}. A dot: neurons fired a layer, mean over layers"
-        f"{', with its 95 % interval, clustered by document' if noun == 'token' else ''}; its axis does not begin "
+        f"{told}; its axis does not begin "
         "at 0. z: the same with all layers alike, in standard deviations from their means. Choose a row to open "
         f"the {noun}."
     )
     with area:
         widgets.heading(
             f"The {noun}s that {ends[side]}",
-            without_intervals(caption, frame["mean_se" if noun == "token" else "z_se"]),
+            caption,
             result,
             key="ranked",
         )
     st.html(rows_html(run, shown, rank, address_filters()))
 
 
-def with_cut(meaning: str, errors: pd.Series) -> str:
-    """Return what dots and their intervals mean, or that there are no intervals. errors: standard errors of the dots"""
-    return without_intervals(f"{meaning} {CUT}" if errors.notna().any() else meaning, errors)
+def dots(of: str, errors: pd.Series) -> str:
+    """Return what dots and their intervals mean, or that there are no intervals.
+
+    of: one of MEANING; errors: standard errors of the dots
+    """
+    what, more = MEANING[of]
+    return f"{what}, {with_intervals(errors, more)}.{f' {CUT}' if errors.notna().any() else ''}"
 
 
 def draw_words(run: Run, filters: Filters) -> None:
@@ -170,7 +174,7 @@ def draw_words(run: Run, filters: Filters) -> None:
     result = by_z.then(both_ends, END_ROWS)
     title = "Most and least active words, all layers alike"
     caption = (
-        f"{who_decides(run, rank)}{with_cut(MEANING['word'], frame['z_se'])} "
+        f"{who_decides(run, rank)}{dots('word', frame['z_se'])} "
         f"{plural(len(frame), 'word')} that occur at least {plural(min_count, 'time')}."
     )
     widgets.heading(title, caption, result, key="most-and-least-active-words")
@@ -182,11 +186,12 @@ def draw_classes(run: Run) -> None:
     """Draw the mean z of each class of tokens."""
     result = query(run, CLASSES)
     caption = (
-        "Mean z of each class, with 95 % intervals clustered by token of the vocabulary. Classes are told apart by "
+        f"Mean z of each class, {with_intervals(result.frame['low'], ' clustered by token of the vocabulary')}. "
+        "Classes are told apart by "
         "spelling alone: a name is any capitalised word, even at the start of a sentence. After each class: its share "
         "of all tokens."
     )
-    widgets.heading("Classes of tokens", without_intervals(caption, result.frame["low"]), result)
+    widgets.heading("Classes of tokens", caption, result)
     widgets.draw(built_once(class_dots, result.frame), "classes", "Mean z by class of tokens")
 
 
@@ -217,7 +222,7 @@ def draw_tokens(run: Run, filters: Filters) -> None:
     both = ranked_by(result.frame, by)
     title = f"Most and least active tokens{', all layers alike' if rank == 'mean' else ''}"
     caption = (
-        f"{who_decides(run, rank)}{with_cut(MEANING[by], frame[by + '_se'])} "
+        f"{who_decides(run, rank)}{dots(by, frame[by + '_se'])} "
         f"{plural(len(frame), 'token')} that occur at least {plural(min_count, 'time')}. Choose "
         "a dot to open the token's page."
     )

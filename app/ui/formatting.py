@@ -59,10 +59,10 @@ __all__ = [
     "typeset",
     "visible",
     "whole",
-    "without_intervals",
+    "with_intervals",
 ]
 
-BANDS = "with 95 % intervals as bands, and none where a single document tells"
+BANDS = " as bands, and none where a single document tells"  # behind "with 95 % intervals"
 
 
 def layer_width(run: Run) -> str:
@@ -70,15 +70,14 @@ def layer_width(run: Run) -> str:
     return spelled(run.manifest.widths, whole)
 
 
-def without_intervals(caption: str, ends: pd.Series) -> str:
-    """Return a caption that tells of 95 % intervals; where there are none, it says so and why.
+def with_intervals(ends: pd.Series, more: str = "") -> str:
+    """Return the clause of a caption that tells of 95 % intervals; where there are none, it says so and why.
 
-    caption: has a clause "with 95 % intervals …", up to a full stop or a semicolon; ends: of the intervals, or errors
+    ends: of the intervals, or errors; more: what is to be said of the intervals, behind "with 95 % intervals"
     """
     if ends.notna().any():
-        return caption
-    why = "without intervals, as one document gives none, nor do few of unlike length"
-    return re.sub(r"with (its )?95 % (posterior )?interval[^.;]*", why, caption)
+        return f"with 95 % intervals{more}"
+    return "without intervals, as one document gives none, nor do few of unlike length"
 
 
 def matching(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:

@@ -18,7 +18,7 @@ import streamlit as st
 from twell.analysis.figures.table_plots import dressed
 from twell.analysis.memo import built_once
 from twell.app.ui import widgets
-from twell.app.ui.formatting import marked_up, plural, without_intervals
+from twell.app.ui.formatting import marked_up, plural, with_intervals
 from twell.app.ui.query import Query, query
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -35,7 +35,8 @@ class Question:
         title: above the figure.
         query: what makes its table.
         plot: draws the table; one of `analysis.plots`.
-        meaning: one paragraph: what is drawn, how to read it, what follows.
+        meaning: one paragraph: what is drawn, how to read it, what follows. {intervals} stands for what the
+            table says of them, in a question that is asked at once.
         reads_rows: whether the table comes from every token's row, which takes a while in a long run.
         reads_firings: whether it comes from the sampled firings, which takes longer.
         several: a column that must have several values, as one source cannot be compared with others.
@@ -48,6 +49,11 @@ class Question:
     reads_rows: bool = False
     reads_firings: bool = False
     several: str = ""
+
+    def said(self, table: pd.DataFrame) -> str:
+        """Return the meaning of the question's table, with or without intervals."""
+        ends = next((table[name] for name in ("ratio_low", "low") if name in table), pd.Series(dtype=float))
+        return self.meaning.replace("{intervals}", with_intervals(ends))
 
 
 def draw_questions(run: Run, questions: Sequence[Question]) -> None:
@@ -109,10 +115,8 @@ def draw_question(run: Run, question: Question) -> None:
     if table.empty:
         raise Missing("There is nothing of the kind in this run.")
     figure = built_once(dressed_plot, question.plot, table)
-    ends = next((table[name] for name in ("ratio_low", "low") if name in table), None)
-    meaning = question.meaning if ends is None else without_intervals(question.meaning, ends)
     with heading:
-        widgets.heading(question.title, meaning, result)
+        widgets.heading(question.title, question.said(table), result)
     widgets.draw(figure, key, question.title, wide=True)
 
 
