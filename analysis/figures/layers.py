@@ -20,6 +20,7 @@ from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 BINS = 43  # of nnz, at most; geometric, so that the lowest ones hold one count each
+FOOT = 0.82  # of ZERO, and 1 over it: where a ridge begins beside the tokens that fire nothing
 
 
 def nnz_bins(run: Run) -> pd.DataFrame:
@@ -198,15 +199,16 @@ def _density(bins: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, list[str]]:
     low, high, share = (bins[name].to_numpy(float) for name in ("nnz_from", "nnz_to", "share"))
     low, high = low[1:], high[1:]
     widths = np.concatenate([[math.log(2)], np.log((high + 1) / low)])
-    x = np.concatenate([[ZERO * 0.82, ZERO], np.sqrt(low * high)])
+    x = np.concatenate([[ZERO * FOOT, ZERO], np.sqrt(low * high)])
     y = np.concatenate([[0.0], share / widths])
     tooltips = [
         "",
         *(f"nnz {number_range(row.nnz_from, row.nnz_to)}: {percent(row.share)} of tokens" for row in bins.itertuples()),
     ]
-    end = np.flatnonzero(y)[-1] + 2  # nothing is drawn past the largest count
-    if end == 3:  # zeros alone: a peak on the 0 of the axis
-        x[2] = ZERO / 0.82
+    last = np.flatnonzero(y)[-1]  # the bin of the largest count; a point at no height follows it
+    if last == 1:  # zeros alone: a peak on the 0 of the axis
+        x[2] = ZERO / FOOT
+    end = last + 2
     return x[:end], y[:end], tooltips[:end]
 
 

@@ -7,7 +7,7 @@ looks again when links come. Where the link is in sight, or the user then scroll
 from __future__ import annotations
 
 NAME = "twell-bar.js"
-SCRIPT = """const fade = 26; // px at either end
+SCRIPT = """const fade = 26; // px at either end: the 1.5 rem over which the bar fades there, and two more
 let seen = [];
 const toOpenPage = () => {
   const bar = document.querySelector(".st-key-nav");
