@@ -104,6 +104,7 @@ LONGEST = (
         "app/test_live.py",
         "app/test_quick.py",
         "app/test_more_pages.py",
+        "app/test_ways.py",
         "app/runs/test_export_page.py",
         "app/server/test_preload.py",
         "app/server/test_guard.py",

@@ -15,10 +15,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
-from support.browser_pages import wait_until
 from support.page_elements import layout, markup
 
-from twell.analysis import by_neuron, by_token, by_word, examples, findings, position_fit, token_classes
+from twell.analysis import by_neuron, by_token, by_word, findings, position_fit, token_classes
 from twell.analysis.figures.speed.kernels import break_even
 from twell.analysis.passage import passage
 from twell.analysis.statistics import t_half
@@ -149,69 +148,6 @@ def test_whole_words_and_classes_are_ranked_too(show: Show, runs: Path, made_run
         assert name in specification
 
 
-def test_the_way_back_and_forward_keeps_every_choice(watched: Any) -> None:
-    """An address opens what its sender saw; back and forward go through the choices made."""
-    page = watched.page
-    watched.open("/neurons?run=made&kind=dead&layer=L2", '[data-testid="stDataFrame"]')
-    page.get_by_text("Rarest").click()
-    wait_until(page, "location.search.includes('kind=rare')")
-    watched.settle()
-    assert "layer=L2" in page.url
-    sent = page.url
-    page.get_by_role("link", name="Export").click()
-    page.wait_for_url("**/export?run=made*")
-    watched.settle()
-    page.go_back()
-    page.wait_for_url(sent)
-    watched.settle()
-    assert page.get_by_label("Layer", exact=True).input_value() == "L2"
-    page.go_forward()
-    page.wait_for_url("**/export?run=made*")
-    watched.check()
-
-
-def test_from_a_token_to_its_place_to_a_neuron_to_its_examples(watched: Any, made_run: Run) -> None:
-    page = watched.page
-    page.set_viewport_size({"width": 1440, "height": 260})  # so that a passage is longer than what is seen of it
-    watched.open("/token?run=made&token=40", ".tw-places")
-    place = page.locator(".tw-place a.where").first
-    where = place.inner_text()
-    place.click()
-    page.wait_for_selector(".tw-passage a.here")
-    sequence, position = where.split(":")
-    assert f"sequence={sequence}&position={position}" in page.url
-    assert "formaldehyde" in page.locator(".tw-passage a.here").inner_text()
-    inside = "e => { const b = e.getBoundingClientRect(), p = e.parentElement.getBoundingClientRect(); "
-    inside += "return b.top >= p.top && b.bottom <= p.bottom }"
-    wait_until(page, f"({inside})(document.querySelector('.tw-passage a.here'))")
-    page.get_by_role("link", name="Neurons").click()
-    page.wait_for_selector('[data-testid="stDataFrame"]')
-    watched.settle()
-    page.get_by_label("Go to").fill("L1/N3")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".tw-example")
-    watched.settle()
-    assert "neuron=L1%2FN3" in page.url
-    found = examples(made_run, 1, 3)
-    assert page.locator(".tw-example").count() == len(found)
-    watched.check()
-
-
-def test_a_click_on_any_cell_opens_the_row(watched: Any) -> None:
-    for address, name in (("neurons?kind=strong", "neuron"), ("tokens?view=words&least=5", "word")):
-        watched.open(f"/{address}&run=made", '[data-testid="stDataFrame"] canvas')
-        watched.settle()
-        table = watched.page.locator('[data-testid="stDataFrame"]').last
-        shown = table.locator("canvas #glide-cell-1-0").text_content()
-        table.locator(".dvn-scroller").click(position={"x": 200, "y": 52})
-        watched.page.wait_for_url(f"**{name}=**")
-        watched.settle()
-        watched.page.locator(
-            "h1", has_text=re.compile(f"^{re.escape(str(shown))}")
-        ).wait_for()  # drawn after its address
-    watched.check()
-
-
 @pytest.mark.parametrize("page", ["overview", "layers", "positions", "compare", "tokens"])
 def test_a_run_of_one_sequence_has_lines_and_no_intervals(
     show: Show, made: ModuleType, tmp_path: Path, page: str
@@ -221,9 +157,18 @@ def test_a_run_of_one_sequence_has_lines_and_no_intervals(
     test = show(tmp_path, page, run="one", **{"with": "other"})
     assert not test.exception
     shown = markup(test)
-    assert "– to –" not in shown
-    assert "95 %" not in shown
+    assert "– to –" not in shown and "{intervals}" not in shown
+    assert not re.search("95.% interval(?!s where the runs tell one)", shown), (
+        "of neurons that never fired it may be said"
+    )
     assert ("without intervals, as one document gives none" in shown) == (page != "overview")
+
+
+@pytest.mark.parametrize("page", ["layers", "positions"])
+def test_questions_of_many_documents_say_that_there_are_intervals(show: Show, runs: Path, page: str) -> None:
+    shown = markup(show(runs, page, run="made"))
+    assert re.search("by layer,? with 95.% intervals", shown)
+    assert "{intervals}" not in shown and "without intervals" not in shown
 
 
 def test_a_run_without_sums_of_neurons_says_nothing_of_dead_ones(show: Show, runs: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from streamlit.testing.v1 import AppTest
@@ -29,3 +30,9 @@ def layout(test: AppTest, key: str) -> dict[str, Any]:
     """Return the layout of the page's figure with that key."""
     of_figure: dict[str, Any] = figure(test, key)["layout"]
     return of_figure
+
+
+def shades(body: str) -> list[float]:
+    """Return the opacity of each token of a passage, in order; NaN where it is not shaded."""
+    tokens = re.findall(r'<a class="t(?: [a-z]+)*"(?: style="background:rgba\(47,126,216,([0-9.]+)\)")?', body)
+    return [float(shade) if shade else float("nan") for shade in tokens]

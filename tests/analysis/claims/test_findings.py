@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,11 +12,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from twell.analysis import ensure, findings, layer_gains, surprisal_within
-from twell.analysis.claims import across, speed
+from twell.analysis import findings, layer_gains, surprisal_within
+from twell.analysis.claims import speed
 from twell.analysis.claims.beyond import BEYOND
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD, VERDICTS
-from twell.analysis.claims.findings import markdown, side_by_side
 from twell.analysis.claims.speed import energy, follows_nnz
 from twell.analysis.claims.tokens import follows_surprisal
 from twell.workbench.run.schema import nnz_columns
@@ -268,42 +264,3 @@ def test_large_models_have_a_share(made: ModuleType, tmp_path: Path) -> None:
     assert verdict(run, "two thirds") == UNTOLD
     run.manifest.model["ffn_parameters"] = 2 * 65_000 * 512 * 4
     assert verdict(run, "two thirds") == FAILS
-
-
-def test_markdown(run: Run) -> None:
-    table = findings(run)
-    lines = markdown(run).splitlines()
-    assert len(lines) == 2 + len(table) - len(BEYOND) - len(across.CLAIMS)
-    assert len(markdown(run, beyond=True).splitlines()) == 2 + len(table)
-    assert all(line.count("|") == 6 for line in lines)
-
-
-def test_side_by_side(run: Run, bos_run: Run) -> None:
-    lines = side_by_side([run, bos_run]).splitlines()
-    tables = [findings(one).set_index("claim") for one in (run, bos_run)]
-    settled = [claim for claim in tables[0].index if any(table["verdict"][claim] != UNTOLD for table in tables)]
-    assert len(lines) == 2 + len(settled)
-    for claim, line in zip(settled, lines[2:], strict=True):
-        cells = line.strip("| ").split(" | ")
-        assert cells[0] == claim
-        assert [cell.split("**")[1] for cell in cells[1:]] == [table["verdict"][claim] for table in tables]
-
-
-def test_from_the_command_line(run: Run, bos_run: Run) -> None:
-    """Side by side, and nothing else said: no warning, no progress."""
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "twell.analysis"]
-    ensure(run)
-    ensure(bos_run)
-    completed = subprocess.run([*command, str(run.path), str(bos_run.path)], capture_output=True, text=True)
-    assert (completed.returncode, completed.stderr) == (0, "")
-    assert completed.stdout == side_by_side([run, bos_run]) + "\n"
-
-
-def test_the_command_line_without_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["twell.analysis", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("twell.analysis", run_name="__main__")
-    assert not ended.value.code and capsys.readouterr().out.startswith("python -m twell.analysis RUN …: ")
-    monkeypatch.setattr(sys, "argv", ["twell.analysis"])
-    with pytest.raises(SystemExit, match=r"^Expected one run or more: python -m twell\.analysis RUN …$"):
-        runpy.run_module("twell.analysis", run_name="__main__")

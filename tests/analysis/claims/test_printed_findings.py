@@ -1,0 +1,55 @@
+"""Findings as Markdown, of several runs side by side, and from the command line."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+from twell.analysis import ensure, findings
+from twell.analysis.claims import across
+from twell.analysis.claims.beyond import BEYOND
+from twell.analysis.claims.claim import UNTOLD
+from twell.analysis.claims.findings import markdown, side_by_side
+from twell.workbench.run.store import Run
+
+
+def test_markdown(run: Run) -> None:
+    table = findings(run)
+    lines = markdown(run).splitlines()
+    assert len(lines) == 2 + len(table) - len(BEYOND) - len(across.CLAIMS)
+    assert len(markdown(run, beyond=True).splitlines()) == 2 + len(table)
+    assert all(line.count("|") == 6 for line in lines)
+
+
+def test_side_by_side(run: Run, bos_run: Run) -> None:
+    lines = side_by_side([run, bos_run]).splitlines()
+    tables = [findings(one).set_index("claim") for one in (run, bos_run)]
+    settled = [claim for claim in tables[0].index if any(table["verdict"][claim] != UNTOLD for table in tables)]
+    assert len(lines) == 2 + len(settled)
+    for claim, line in zip(settled, lines[2:], strict=True):
+        cells = line.strip("| ").split(" | ")
+        assert cells[0] == claim
+        assert [cell.split("**")[1] for cell in cells[1:]] == [table["verdict"][claim] for table in tables]
+
+
+def test_from_the_command_line(run: Run, bos_run: Run) -> None:
+    """Side by side, and nothing else said: no warning, no progress."""
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "twell.analysis"]
+    ensure(run)
+    ensure(bos_run)
+    completed = subprocess.run([*command, str(run.path), str(bos_run.path)], capture_output=True, text=True)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout == side_by_side([run, bos_run]) + "\n"
+
+
+def test_the_command_line_without_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["twell.analysis", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("twell.analysis", run_name="__main__")
+    assert not ended.value.code and capsys.readouterr().out.startswith("python -m twell.analysis RUN …: ")
+    monkeypatch.setattr(sys, "argv", ["twell.analysis"])
+    with pytest.raises(SystemExit, match=r"^Expected one run or more: python -m twell\.analysis RUN …$"):
+        runpy.run_module("twell.analysis", run_name="__main__")

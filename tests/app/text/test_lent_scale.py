@@ -1,0 +1,70 @@
+"""Page Text: a longer run of the same weights lends a short one its scale."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+from support.page_elements import markup, shades
+
+from twell.analysis.passage import passage, scale
+from twell.app.text.passage_view import opacity
+from twell.app.ui.formatting import whole
+from twell.workbench.run import manifest as manifests
+from twell.workbench.run.store import open_run
+
+Show = Callable[..., AppTest]
+
+
+@pytest.fixture
+def lending(made: ModuleType, tmp_path: Path) -> Path:
+    """A folder with a run, shorter ones of the same weights and of others, and one that lacks its losses."""
+    for name, weights, changes in (
+        ("long", "a", {"sequences": 60}),
+        ("short", "a", {"sequences": 4, "seed": 5}),
+        ("stranger", "b", {"sequences": 50}),
+        ("unread", "a", {"sequences": 70, "loss": False}),
+    ):
+        run = made.make(tmp_path / name, layers=3, d_ff=512, **changes)
+        manifests.update(run.path, model={**run.manifest.model, "weights": weights})
+    return tmp_path
+
+
+def lenders(test: AppTest) -> list[str]:
+    return next((box.options for box in test.selectbox if box.label == "Scale of"), [])
+
+
+@pytest.mark.parametrize("shade", ["all", "L1", "surprisal"])
+def test_a_short_run_is_shaded_by_the_scale_of_a_longer_one(show: Show, lending: Path, shade: str) -> None:
+    long, short = open_run(lending / "long"), open_run(lending / "short")
+    own = show(lending, "text", run="short", sequence="1", shade=shade)
+    lent = show(lending, "text", run="short", sequence="1", shade=shade, scale="long")
+    assert lenders(own) == lenders(lent) == ["this run", "long"]
+    assert "percentile of the run" in markup(own)
+    assert "percentile of long" in markup(lent)
+    values = passage(short, 1)[{"all": "nnz", "L1": "nnz_01", "surprisal": "surprisal"}[shade]].to_numpy(float)
+    for test, run in ((own, short), (lent, long)):
+        drawn = np.array(shades(markup(test)))
+        expected = opacity(scale(run, shade).share(values))
+        assert np.allclose(drawn, expected, atol=0.006, equal_nan=True)
+    counted = np.concatenate([passage(long, n).query("flags == 0")["nnz"].to_numpy() for n in range(60)])
+    nnz = int(passage(short, 1)["nnz"].iloc[3])
+    percentile = f"percentile {100 * np.mean(counted <= nnz):.0f}"
+    assert f"{whole(nnz)} neurons over all layers\n{percentile} of the run" in markup(lent)
+    assert all("scale=long" in place for place in re.findall(r'href="(text[^"]*)"', markup(lent)))
+
+
+def test_only_a_longer_run_of_the_same_weights_lends(show: Show, lending: Path) -> None:
+    assert lenders(show(lending, "text", run="long")) == []
+    assert lenders(show(lending, "text", run="stranger")) == []
+    assert lenders(show(lending, "text", run="unread")) == []
+    for name in ("stranger", "unread", "gone", "short"):
+        assert "percentile of the run" in markup(show(lending, "text", run="short", scale=name))
+    for run in ("long", "short"):  # of a time before manifests named the weights
+        manifests.update(lending / run, model={**open_run(lending / run).manifest.model, "weights": None})
+    assert lenders(show(lending, "text", run="short")) == []
