@@ -1,12 +1,19 @@
 """Turn a captured run into one that ships with the package: at most 4 MB, in data/recorded.
 
-    python data/recorded/ship.py runs/wide data/recorded/h200-28x2048              its summaries, timings and bench
+    python data/recorded/ship.py runs/wide data/recorded/h100-28x2048              its summaries, timings and bench
     python data/recorded/ship.py runs/text data/recorded/h200-8x2048-text --rows   all its rows too, to be looked at
 
 With --rows the text can be read from the run, so it must be the package's own:
 
     twell capture MODEL --text builtin:passages --text builtin:python-docs --tokens 24000 --examples 2 --fired all \
         --out runs/text
+
+The wide run is of a model that was trained for a minute, on text that does not ship, on one H100:
+
+    twell train --config paper-28x2048 --l1 1e-3 --text train.txt.zst --out paper-28x2048 --minutes 1
+    twell capture paper-28x2048 --text heldout.txt.zst --examples 2 --out runs/wide
+    twell bench paper-28x2048 --text heldout.txt.zst --whole --energy --out runs/wide
+    twell bench paper-28x2048 --text heldout.txt.zst --inputs text --kernel hopper --out runs/wide
 
 Every column is stored in whichever encoding is smallest, packed by zstd at its greatest level. What then does not fit
 goes, least needed first, and what has gone is printed. Numbers that stay are those that were
@@ -198,7 +205,8 @@ LEFT_OUT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("value_bins", ()),
     ("surprisal_classes", ()),  # their correlations stay, with intervals
     ("token_layers", ("nnz_square", "nnz_cross")),  # a token's nnz in a layer has no standard error then
-    ("surprisal_ranks", ()),
+    ("entropy_ranks", ()),
+    ("surprisal_ranks", ()),  # without these, those of entropy answer nothing
     ("token_layers", ()),
     ("token_scores", tuple(f"z_position_{kind}" for kind in KINDS)),
 )
