@@ -16,7 +16,7 @@ help:
 	@echo "make quick   lint, types, and the tests that a change breaks most often: before each commit"
 	@echo "make fuzz    thousands of damaged runs, and of each other subject of tests/support/fuzz"
 	@echo "make sanitize    the GPU tests under compute-sanitizer, on a machine with a Hopper GPU"
-	@echo "make docs    write data/BENCHMARKS.md and data/CLAIMS.md anew from the recorded run"
+	@echo "make docs    write data/BENCHMARKS.md and data/CLAIMS.md anew from the recorded runs"
 	@echo "make clean   remove the environment and what was built"
 
 demo: $(VENV)/.demo
@@ -81,7 +81,7 @@ built-for-gpu: $(SANITIZER)
 $(SANITIZER): $(VENV)/.test
 	@$(PIP) install -qq --target $(VENV)/sanitizer 'nvidia-cuda-sanitizer-api>=13.5'
 
-# The pages of data/ that are generated from the recorded run.
+# The pages of data/ that are generated from the recorded runs.
 docs: $(VENV)/.test
 	@$(BIN)/python -m twell.analysis.exports.pages
 

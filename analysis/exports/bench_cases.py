@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import pandas as pd
 
-from twell.analysis.exports.markdown import number, percent, table
 from twell.workbench.run.store import Run
 
 CASE = ["case", "input", "ffn", "layer", "rows", "dtype", "weights", "graph"]
 DENSE, SPARSE, STAGES = "ffn_dense", "ffn_sparse", ["gate", "up_down"]
 BASELINES = ["ffn_compiled", "ffn_fused"]
-OTHERS = "train_|whole_|generate_|step_"  # operations that are no FFN of one layer
+WHOLE = "whole_|generate_|step_"  # operations of a whole model
+OTHERS = f"train_|{WHOLE}"  # operations that are no FFN of one layer
 PROBES = ["ffn_counts", "ffn_neurons", "ffn_packed"]
 
 
@@ -31,6 +31,7 @@ def cases(run: Run) -> pd.DataFrame:
     # A key of the index: `unstack` would put the cases into another order than that of the bench.
     order = {case: number for number, case in enumerate(dict.fromkeys(bench["case"]))}
     times = bench[bench["metric"] == "microseconds"].groupby([*CASE, "kernel", "op"])["value"].median().unstack()
+    times = times.reindex(columns=[DENSE, SPARSE, *STAGES, *BASELINES, *PROBES])
     errors = bench[bench["metric"].isin(("error_mean", "error_max"))]
     errors = errors.groupby([*CASE, "kernel", "op", "metric"])["value"].median().unstack().unstack()
     torch = times.xs("torch", level="kernel")
@@ -72,31 +73,3 @@ def layer_sums(frame: pd.DataFrame) -> pd.DataFrame:
         repeats=("repeats", "min"),
     )
     return sums.assign(ratio=sums["dense_us"] / sums["sparse_us"]).reset_index()
-
-
-def whole_models(run: Run) -> str:
-    """Return the section on `twell bench --whole` as Markdown, a row an operation; empty if none was timed."""
-    bench = run.frame("bench")
-    bench = bench[(bench["d_ff"] == run.d_ff) & bench["op"].str.match("whole_|generate_|step_")]
-    if bench.empty:
-        return ""
-    operation, sparse = bench["op"].str.replace("_dense|_sparse", "", regex=True), bench["op"].str.contains("_sparse")
-    side = sparse.map({True: "sparse", False: "dense"})
-    keys = [bench["case"], operation.rename("operation"), bench["metric"], side.rename("side")]
-    figures = bench.groupby(keys, sort=False)["value"].median().unstack(["metric", "side"])
-    nnz, rows = bench.groupby("case")["nnz_mean"].first(), []
-    for (case, name), values in figures.iterrows():
-        time, rate = values["microseconds"], values["tokens_per_second"]
-        energy = values.get(("millijoules_per_token", "sparse")), values.get(("millijoules_per_token", "dense"))
-        known = all(pd.notna(value) for value in energy)
-        saved = percent(energy[0] / energy[1] - 1, 0, "+") if known else "–"
-        ratio = f"**{time['dense'] / time['sparse']:.2f}**"
-        rates = (f"{rate[of]:,.0f}" for of in ("dense", "sparse"))
-        rows.append([case, name.replace("_", ", "), number(nnz[case], 1), *rates, ratio, saved])
-    head = ("case", "operation", "mean nnz", "dense, tokens/s", "sparse, tokens/s", "× dense", "energy a token")
-    return (
-        "## Whole models: forward passes, generation, steps of decoding\n\n"
-        f"{bench['device'].iloc[0]}, {bench['dtype'].iloc[0]}, counts on, medians of {bench['repeats'].min()} turns, "
-        f"commit `{bench['commit'].iloc[0]}`. *Compiled*: both sides by torch.compile, layer by layer. *Graphed* and "
-        "*step*: steps compiled and replayed from a CUDA graph.\n\n" + table(head, rows)
-    )

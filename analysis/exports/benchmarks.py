@@ -1,6 +1,6 @@
-"""Generate data/BENCHMARKS.md, the page of benchmarks, with every figure computed from one run and its `bench` table.
+"""Generate data/BENCHMARKS.md, the page of benchmarks, with every figure computed from a run and its `bench` table.
 
-    python -m twell.analysis.exports.pages    writes it anew from the recorded run that ships
+    python -m twell.analysis.exports.pages    writes it anew from the recorded runs that ship
 
 Each table names its device, rows, dtype, commit and how many turns its medians are of. A ratio is the time of the dense
 FFN over that of the sparse one, timed in turns in one process; absolute times are those of that device.
@@ -13,7 +13,8 @@ from typing import Any
 import pandas as pd
 
 from twell.analysis.activity.layers import by_layer
-from twell.analysis.exports.bench_cases import BASELINES, PROBES, cases, layer_sums, whole_models
+from twell.analysis.exports import whole_models
+from twell.analysis.exports.bench_cases import BASELINES, PROBES, cases, layer_sums
 from twell.analysis.exports.markdown import number, percent, table
 from twell.analysis.overview import overview
 from twell.analysis.speed.speedup import model_speedup, speedup
@@ -30,8 +31,8 @@ INPUTS = {
 }
 OPENING = """# Benchmarks
 
-Generated from the recorded run `{name}` by `make docs`; a test compares this page with what that prints. How things are
-timed is in [the log](log/measuring.md).
+Generated from the recorded run `{name}`, and from `{wide}` where it is named, by `make docs`; a test compares this page
+with what that prints. How things are timed is in [the log](log/measuring.md).
 
 **× dense** is the time of the dense FFN over the time of the sparse one. Both ran in turns, in random order, on the
 same input in one process; above 1 the sparse one is faster. Layers are added up before they are divided. *Dense* is
@@ -57,25 +58,24 @@ These figures are in no run that ships, so they are not on this page. The log ha
 | the time that a call takes on the host | [hopper](log/hopper.md) |
 | the `cuda` and `cpu` kernels | [cuda_cpu](log/cuda_cpu.md) |
 | whole captures with and without counts, several GPUs | [capture](log/capture.md) |
-| whole models of 28 layers: forward passes, generation, steps of decoding | [hopper](log/hopper.md) |
+| other models of 28 layers, on an H200, by the paper's kernels | [hopper](log/hopper.md), [model](log/model.md) |
 | a training step dense and sparse: time, memory, two GPUs | [training](log/training.md) |
-| a model of 28 layers and 1.47 B parameters | [model](log/model.md) |
 """
 
 
-def page(run: Run) -> str:
-    """Return the page as Markdown. run: one with timings, a verified parity and a `bench` table."""
+def page(run: Run, wide: Run) -> str:
+    """Return the page as Markdown. run: one with timings, verified parity and a `bench`; wide: one of whole models."""
     frame = cases(run)
     fast = frame[frame["kernel"] == run.manifest.kernel["name"]]
     sections = (
-        OPENING.format(name=run.name),
+        OPENING.format(name=run.name, wide=wide.name),
         _model(run),
         _watching(run),
         _long_calls(run, fast),
         _layers_by_rows(run, fast),
         _synthetic_by_rows(run, fast),
         _other_kernels(run, frame),
-        whole_models(run),
+        whole_models.section(wide),
         ELSEWHERE,
     )
     return "\n".join(section for section in sections if section)

@@ -13,13 +13,15 @@ import pytest
 from support.copied_runs import copy_run
 from support.rewritten import relisted
 
-from twell.analysis.exports import pages
-from twell.analysis.exports.bench_cases import cases, layer_sums, whole_models
+from twell.analysis.exports import benchmarks, pages
+from twell.analysis.exports.bench_cases import cases, layer_sums
 from twell.workbench.run.store import Run, open_run
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECORDED = pages.folder() / "recorded" / pages.RECORDED
+WIDE = pages.folder() / "recorded" / pages.WIDE
+PAGES = ("BENCHMARKS.md", "CLAIMS.md")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def test_the_pages_are_those_of_the_recorded_run(generated: dict[str, str]) -> N
     assert stale(pages.folder(), generated) == [], "run `make docs`"
 
 
-@pytest.mark.parametrize("name", list(pages.PAGES))
+@pytest.mark.parametrize("name", PAGES)
 def test_a_changed_figure_is_noticed(name: str, generated: dict[str, str], tmp_path: Path) -> None:
     """Whichever digit of a table changes, the page is stale."""
     for each in generated:
@@ -58,7 +60,7 @@ def test_a_changed_record_changes_the_page(generated: dict[str, str], tmp_path: 
     frame = table.to_pandas()
     frame.loc[(frame["op"] == "ffn_dense") & (frame["metric"] == "microseconds"), "value"] *= 0.5
     pq.write_table(pa.Table.from_pandas(frame, schema=table.schema, preserve_index=False), path)
-    page = pages.PAGES["BENCHMARKS.md"](relisted(open_run(path.parent), "bench"))
+    page = benchmarks.page(relisted(open_run(path.parent), "bench"), open_run(WIDE))
     assert "267 cases. None of them" in generated["BENCHMARKS.md"]
     assert "267 cases. None of them" not in page
 
@@ -86,35 +88,7 @@ def test_layers_are_added_before_they_are_divided() -> None:
     assert (sums["ratio"], sums["low"], sums["high"], sums["layers"]) == (1.0, 10 / 15, 2.0, 2)
 
 
-def test_whole_models_stand_side_by_side(run: Run) -> None:
-    """A row an operation: tokens a second of both sides, dense over sparse time, and what a token saves of energy."""
-    assert whole_models(run) == ""
-    base = run.frame("bench").iloc[0].to_dict() | {"case": "whole model on text", "nnz_mean": 12.0, "repeats": 5}
-    figures = {
-        "whole_dense_compiled": (300.0, 2000.0, 4.0),
-        "whole_sparse_compiled": (200.0, 3000.0, 3.0),
-        "step_dense": (90.0, 11.0, None),
-        "step_sparse": (60.0, 16.0, None),
-    }
-    rows = []
-    for op, values in figures.items():
-        metrics = zip(("microseconds", "tokens_per_second", "millijoules_per_token"), values, strict=True)
-        rows += [base | {"op": op, "metric": metric, "value": value} for metric, value in metrics if value is not None]
-
-    class Timed:
-        d_ff = run.d_ff
-
-        def frame(self, _table: str) -> pd.DataFrame:
-            return pd.DataFrame(rows)
-
-    lines = whole_models(Timed()).splitlines()  # type: ignore[arg-type]
-    assert lines[-2:] == [
-        "| whole model on text | whole, compiled | 12.0 | 2,000 | 3,000 | **1.50** | -25 % |",
-        "| whole model on text | step | 12.0 | 11 | 16 | **1.50** | – |",
-    ]
-
-
-@pytest.mark.parametrize("name", list(pages.PAGES))
+@pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str, generated: dict[str, str]) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", generated[name])
     assert links
