@@ -28,7 +28,6 @@ from twell.workbench.bench.sides import DENSE, SPARSE, Sides
 from twell.workbench.models.load import LoadedModel
 
 SPARE = 8  # positions of the cache beyond prompt and tokens, for the steps that compile and capture
-PIECE = 8  # tokens after which the other side goes on with a generation
 
 
 class LayerCache:
@@ -173,9 +172,9 @@ def generation_times(sides: Sides, prompts: Tensor, tokens: int, turns: int) -> 
     """Return microseconds of a whole generation by side, turn by turn; a turn that is not timed comes first.
 
     prompts, tokens: as of `generator`
-    A turn is two generations. In each the sides go on in turns, PIECE tokens each, and in the second the other one
-    begins: each side makes every token once. An eager generation is as fast as its host, which other work slows for
-    seconds at a time; so that slows both sides.
+    A turn is two generations. In each the sides make tokens in turns, and in the second the other one begins: each side
+    makes every token once. An eager generation is as fast as its host, which other work slows for a moment or for
+    seconds; so that slows both sides.
     """
     times: dict[str, list[float]] = {DENSE: [], SPARSE: []}
     for turn in range(turns + 1):
@@ -197,13 +196,10 @@ def _generate_in_turns(sides: Sides, prompts: Tensor, tokens: int, order: Sequen
                 taken[side] += stop()()
 
     def after_token(ids: Tensor, _scores: Any, **_: Any) -> Tensor:
-        if (ids.shape[1] - prompts.shape[1]) % PIECE == 0:
-            next(running)
+        next(running)
         return ids.new_zeros(len(ids), dtype=torch.bool)  # no sequence has ended
 
     with closing(pieces()) as running:  # the sparse FFNs are back then, after an error too
         next(running)
         generator(sides.loaded, prompts, tokens, stopping_criteria=[after_token])()
-        if tokens % PIECE:
-            next(running)
     return taken
