@@ -68,6 +68,15 @@ def utf8(name: str | Path) -> str:
     return str(name)
 
 
+def path_of(given: str | os.PathLike[str], wanted: str) -> Path:
+    """Return the path that an argument names. wanted: what it names, in the sentence. Raises UserError for what is no
+    path, and for an empty one, which would be the folder that the process runs in."""
+    with suppress(TypeError):
+        if given != "":
+            return Path(given)
+    raise UserError(f"Expected {wanted}, got {given!r}: give its path, as 'runs/mine'.")
+
+
 def usable(path: str | Path) -> Path:
     """Return the path of a file or folder. Raises UserError for one that the system cannot hold, or not in UTF-8."""
     name = utf8(path)

@@ -30,7 +30,7 @@ from twell.workbench.ablations.command import BATCH_TOKENS, TOKENS, model_of, re
 from twell.workbench.ablations.options import PruneOptions
 from twell.workbench.ablations.passes import AblationRunner
 from twell.workbench.capturing.forward import Inputs
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, path_of
 from twell.workbench.models import weights
 from twell.workbench.models.checkpoint import find, understood
 from twell.workbench.models.families import FAMILIES, Family
@@ -108,6 +108,7 @@ def load_pruned(folder: str | Path, dtype: torch.dtype | None = None, widened: b
     dtype: default: the one that it is stored in; widened: whether narrower layers are filled up to the widest with
     neurons of zeros, as `watch` and `capture` take a model. Raises UserError for a checkpoint that cannot be read.
     """
+    path_of(folder, "the folder of a pruned model")
     path, name, _ = find(str(folder), None, 0.0)
     checkpoint = understood(path, name, 0.0)
     stored = checkpoint.config.dtype

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twell.workbench.errors import Missing, UserError, usable, utf8
+from twell.workbench.errors import Missing, UserError, path_of, usable, utf8
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.checks import left_out, queries
 from twell.workbench.run.checks.summary_home import summary_home
@@ -238,7 +238,7 @@ def open_run(path: str | Path, without_damaged: bool = False) -> Run:
     without_damaged: leave out parts that are missing or damaged, and what was recorded together with them; the run and
     its tables name them (`Run.left_out`). Otherwise a question that needs such a part is refused.
     """
-    folder = Path(path)
+    folder = path_of(path, "the folder of a run")
     manifest = manifests.read(folder)
     return Run(folder, left_out.without_damaged(folder, manifest) if without_damaged else manifest)
 
@@ -246,7 +246,7 @@ def open_run(path: str | Path, without_damaged: bool = False) -> Run:
 def list_runs(folder: str | Path) -> tuple[list[Run], dict[str, str]]:
     """Return the runs in a folder (or the folder itself, if it is a run), newest first, and, by the folder's name, a
     sentence for each that cannot be read."""
-    folder = Path(folder)
+    folder = path_of(folder, "a folder of runs")
     runs: list[Run] = []
     broken: dict[str, str] = {}
     try:

@@ -26,7 +26,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
 from twell.workbench.capturing.resume import new_manifest
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, path_of
 from twell.workbench.models.attach import FFNs
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.manifest import COMPLETE, FILE
@@ -34,7 +34,7 @@ from twell.workbench.run.rank_share import RankShare
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import open_run, refuse_existing
 from twell.workbench.training.log import TrainingLog
-from twell.workbench.watching.session import OWN_CODE, folder_of, watch
+from twell.workbench.watching.session import OUT, OWN_CODE, watch
 
 TRAINER = "transformers.Trainer"  # as a run says what its training was
 SAVED = "checkpoints"  # of its manifest's `training`: tokens trained on and seconds, by step
@@ -71,7 +71,7 @@ class TwellCallback(TrainerCallback):
         if not isinstance(every, int) or every < 1:
             raise UserError(f"Expected every= of at least 1 step, got {every!r}.")
         self.every, self.prefix = every, prefix
-        self._out = None if out is None else folder_of(out)
+        self._out = None if out is None else path_of(out, OUT)
         self._unfinished = False  # whether the folder holds a run that this object began and has not completed
         self._given: dict[str, Any] = {"ffns": ffns, "threshold": threshold}
 

@@ -22,14 +22,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from twell.workbench.capturing import command
 from twell.workbench.capturing.firings import layers_text
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, path_of
 from twell.workbench.models.attach import attached, unwrapped
 from twell.workbench.option_fields import check_bounds, plain_values
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.store import Run, refuse_existing
 from twell.workbench.text.given import sources_of
 from twell.workbench.text.sources import TextSource
-from twell.workbench.watching.session import fast, folder_of
+from twell.workbench.watching.session import OUT, fast
 
 OF_A_PATH = ("revision", "device", "resume")  # options that an object has decided already
 NOT_GIVEN = ("model", "text", "out")  # arguments of their own here
@@ -62,9 +62,10 @@ def capture(
         options["fired"] = layers_text(options["fired"], "fired=")
     sources, options = sources_of(texts), plain_values(options)
     given: dict[str, Any] = {"text": tuple(source.name for source in sources), **options}
-    folder = _temporary() if out is None else folder_of(out)
+    folder = _temporary() if out is None else path_of(out, OUT)
     check_bounds(CaptureOptions(model="", out=folder, **given), from_python=True)
     if not isinstance(model, nn.Module):
+        path_of(model, "a model, or its folder or hub id")
         return command.capture(CaptureOptions(model=str(model), out=folder, **given), sources, not progress)
     refuse_existing(folder)
     inner = unwrapped(model)

@@ -35,7 +35,7 @@ from transformers import PreTrainedTokenizerFast
 from twell.workbench.capturing.firings import layers_text, parse_fired
 from twell.workbench.capturing.recorder import Recorder
 from twell.workbench.capturing.resume import new_manifest
-from twell.workbench.errors import Missing, UserError
+from twell.workbench.errors import Missing, UserError, path_of
 from twell.workbench.models.attach import AttachedModel, FFNs, attached
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run import manifest as manifests
@@ -51,6 +51,7 @@ from twell.workbench.watching.tracker import Tracker
 
 Layers = bool | str | Sequence[int]
 
+OUT = "a folder for out="  # what that argument names, in a sentence on it
 # The manifest's kernel of what runs densely. Its name is PyTorch's, whose products it is made of.
 OWN_CODE = {"name": "torch", "reason": "the model's own code runs; its firings are counted beside it"}
 
@@ -98,7 +99,7 @@ class watch(Answers):  # called like a function, in a with statement
         self.model, self.tokenizer, self.rows, self._dense = model, tokenizer, rows, dense
         self._given: dict[str, Any] = {"ffns": ffns, "threshold": limit, "kernel": kernel, "name": name}
         self._probes, self._asks_fired, self._asks_hidden, self._loss = probes, fired, hidden, loss
-        self._out = None if out is None else folder_of(out)
+        self._out = None if out is None else path_of(out, OUT)
         self._recorder: Recorder | None = None
         self._folder: Path | None = None
         self._batches = 0
@@ -175,8 +176,12 @@ class watch(Answers):  # called like a function, in a with statement
         return open_run(self._folder)
 
     def save(self, path: str | Path) -> Run:
-        """Write what was read until now as a run, which `twell app` and every command take."""
-        run, folder = self.run, Path(path)
+        """Write what was read until now as a run, which `twell app` and every command take.
+
+        path: of its folder, which is empty or not there yet, else UserError
+        """
+        folder = path_of(path, "a folder to save the run in")
+        run = self.run
         refuse_existing(folder)
         try:
             shutil.copytree(run.path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.tmp"))
@@ -263,14 +268,6 @@ class _WatchedText:
 
     def manifest(self) -> dict[str, Any]:
         return {"source": SOURCE}
-
-
-def folder_of(out: str | Path) -> Path:
-    """Return the folder that `out` names. Raises UserError where it is no path."""
-    try:
-        return Path(out)
-    except TypeError:
-        raise UserError(f"Expected a folder for out=, got {out!r}.") from None
 
 
 def fast(tokenizer: Any) -> PreTrainedTokenizerFast:

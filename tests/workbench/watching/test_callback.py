@@ -219,7 +219,7 @@ def test_a_refused_callback_leaves_nothing_to_close(monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match="every= of at least 1 step, got 0"):
         TwellCallback(every=0)
     for door in (TwellCallback, partial(watch, None), partial(capture, None, ["a text"])):
-        with pytest.raises(UserError, match=r"^Expected a folder for out=, got 3\.$"):
+        with pytest.raises(UserError, match=r"^Expected a folder for out=, got 3: give its path, as 'runs/mine'\.$"):
             door(out=3)
     gc.collect()
     assert not raised
