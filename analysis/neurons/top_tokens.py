@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.logit_lens import CheckpointTensors, as_float32
+from twell.analysis.neurons.values import missing
 from twell.analysis.tokens.by_token import token_text
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -35,7 +36,7 @@ def top_tokens(run: Run) -> pd.DataFrame:
     run keeps no examples, or no rows of single tokens.
     """
     if not run.has("examples"):
-        raise Missing(f"{run.name} keeps no examples of neurons: capture with --examples 8.")
+        raise missing(run)
     names = ["layer", "neuron", "kind", "value", "sequence", "position"]
     rows = run.frame("examples", names)
     rows = rows[rows["kind"] == "top"].sort_values(["layer", "neuron", "value"], ascending=[True, True, False])

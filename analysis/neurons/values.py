@@ -86,8 +86,8 @@ def known(run: Run) -> bool:
 
 
 def missing(run: Run) -> Missing:
-    """Return the error that says why the run keeps no examples."""
-    if run.none_fired and run.manifest.options.get("examples"):
+    """Return the error that says why the run keeps no examples: that none fired, or what to do to have some."""
+    if run.none_fired:
         return Missing(f"{run.name} keeps no examples of neurons: none fired.")
     why = "it is a summary-only run" if run.manifest.summary_only else "it was captured without them"
     return Missing(f"{run.name} keeps no examples of neurons: {why}. Capture with --examples 8 to see them here.")

@@ -179,7 +179,7 @@ def _reason(run: Run, name: str) -> str:
         return "its copy leaves it out to stay small, and the run that it was copied from has it"
     if table.absent in (NO_LOSS, NO_ENTROPY) and _only_uncounted_losses(run):
         return "no token that is counted has a loss"
-    if name == "value_bins" and run.none_fired and run.manifest.options.get("examples"):
+    if name == "value_bins" and run.none_fired:
         return "no neuron fired"
     return table.absent or "it was not recorded"
 

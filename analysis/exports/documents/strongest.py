@@ -8,6 +8,7 @@ import pandas as pd
 
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.examples import examples
+from twell.analysis.neurons.values import missing
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -21,7 +22,7 @@ def strongest(run: Run) -> pd.DataFrame:
     Raises Missing where the run keeps no examples.
     """
     if not run.has("examples"):
-        raise Missing(f"{run.name} keeps no examples of its neurons.")
+        raise missing(run)
     table = by_neuron(run).sort_values("value_max", ascending=False).drop_duplicates("layer").head(NEURONS)
     rows: list[dict[str, object]] = []
     for row in table.itertuples():

@@ -10,9 +10,10 @@ import pytest
 from support import synthetic_runs
 
 from twell.analysis import by_neuron, examples, neuron_histogram
+from twell.analysis.exports.documents.strongest import strongest
 from twell.analysis.neurons.coactivation import fires_with
+from twell.analysis.neurons.top_tokens import top_tokens
 from twell.analysis.neurons.value_histogram import BEGINS, quantile
-from twell.analysis.neurons.values import missing
 from twell.analysis.summaries.refresh import summarize
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
@@ -51,16 +52,19 @@ def test_quantiles_of_examples(run: Run) -> None:
     np.testing.assert_allclose(sample["quantile"], quantile(table, examples(run, 1, 3)["value"])[-len(sample) :])
 
 
-def test_a_run_in_which_nothing_fires_is_not_said_to_lack_the_option(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [4, 0])
+def test_a_run_in_which_nothing_fires_is_not_told_to_keep_examples(tmp_path: Path, kept: int) -> None:
     def nothing(columns: dict[str, Any]) -> dict[str, Any]:
         return columns | {name: np.zeros_like(columns[name]) for name in nnz_columns(4)}
 
     run = synthetic_runs.make(tmp_path / "none", sequences=4, parts=1, change=nothing)
-    manifests.update(run.path, options={"probes": "all", "examples": 4})
+    manifests.update(run.path, options={"probes": "all", "examples": kept})
     run = open_run(run.path)
     with pytest.raises(Missing, match="holds no value_bins: no neuron fired"):
         neuron_histogram(run)
-    assert str(missing(run)) == "none keeps no examples of neurons: none fired."
+    for ask in (top_tokens, strongest):
+        with pytest.raises(Missing, match=r"^none keeps no examples of neurons: none fired\.$"):
+            ask(run)
     with pytest.raises(Missing, match="No neuron of none fires"):
         fires_with(run, layer=1, neuron=3)
 
