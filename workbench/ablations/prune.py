@@ -35,7 +35,7 @@ from twell.workbench.models import weights
 from twell.workbench.models.checkpoint import find, understood
 from twell.workbench.models.families import FAMILIES, Family
 from twell.workbench.models.own_code import OwnModel, own_of
-from twell.workbench.models.sizes import FILLED, MULTIPLE, WIDTHS, decoder_layers, own_sizes, select, widen
+from twell.workbench.models.sizes import FILLED, MULTIPLE, WIDTHS, decoder_layers, own_sizes, select, unfill, widen
 from twell.workbench.option_fields import check_bounds
 from twell.workbench.run.store import Run, open_run, refuse_existing
 from twell.workbench.text.batches import Batch, batches
@@ -138,6 +138,7 @@ def command(options: PruneOptions, interval: Interval | None = None) -> Pruned:
     needed = (fires > 0) & (fires >= options.least * tokens)
     per_layer = options.per_layer or min(own.widths) < own.d_ff  # a model that has widths of its own keeps them
     smaller = prune(own.model, wanted(fires, needed, per_layer), per_layer)
+    unfill(own.model)  # what it is compared with is the model as it is stored
     result = compare(own, own_of(own.name, smaller), cut, needed, list(batches(unseen, size, [])))
     smaller.to(torch.bfloat16 if own.checkpoint is None else own.checkpoint.config.dtype or smaller.dtype)
     smaller.save_pretrained(options.out)

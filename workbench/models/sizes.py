@@ -13,7 +13,7 @@ go on training, layers are filled up with neurons of zeros, which fire nowhere a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +142,23 @@ def select(layer: nn.Module, family: Family, index: Tensor) -> None:
 
 def narrow(network: Any) -> None:
     """Make room for each layer's own width in a network whose weights are not read yet."""
-    config = network.config.get_text_config()
-    for layer, width in zip(decoder_layers(network), getattr(config, WIDTHS), strict=True):
-        select(layer, FAMILIES[config.model_type], torch.arange(width, device=network.device))
+    _cut(network, getattr(network.config.get_text_config(), WIDTHS))
+
+
+def unfill(network: Any) -> None:
+    """Take the neurons of zeros that `widen` put in away again, in place, to run the network as narrow as it is stored;
+    one that has none stays."""
+    widths, _ = own_sizes(network)
+    if widths:
+        _cut(network, widths)
+        setattr(network, FILLED, (widths, 0))
+
+
+def _cut(network: Any, widths: Sequence[int]) -> None:
+    """Keep the first neurons of each layer. widths: how many"""
+    family = FAMILIES[network.config.get_text_config().model_type]
+    for layer, width in zip(decoder_layers(network), widths, strict=True):
+        select(layer, family, torch.arange(width, device=network.device))
 
 
 def own_sizes(network: nn.Module) -> tuple[list[int], int]:

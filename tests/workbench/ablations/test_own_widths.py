@@ -23,6 +23,7 @@ from twell.analysis.neurons.top_tokens import dead_kinds, weight_norms
 from twell.analysis.speed.ffn_speedup import caveats, filled
 from twell.analysis.training import training_layers, training_results, training_steps
 from twell.workbench import TwellCallback, load_pruned, study, watch
+from twell.workbench.ablations.before_after import Pruned, compare
 from twell.workbench.ablations.conditions import Facts, TakesNothing, intervention_of
 from twell.workbench.ablations.options import PruneOptions
 from twell.workbench.ablations.prune import command, prune
@@ -30,7 +31,8 @@ from twell.workbench.ablations.spelled import parse
 from twell.workbench.bench.cases import filled_up
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import load
-from twell.workbench.models.own_code import open_own, own_of
+from twell.workbench.models.own_code import OwnModel, open_own, own_of
+from twell.workbench.models.threshold_ffn import sizes
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.text.recorded import recorded_sequences
@@ -155,6 +157,22 @@ def test_pruned_once_more(narrow: tuple[Path, Run, Run], tmp_path: Path, capsys:
         assert [down.in_features for down in own_of("again", one).downs] == WIDTHS
     half = prune(load_pruned(folder, widened=True), np.arange(176) < np.array([[64], [64], [64]]))
     assert own_of("half", half).widths == [64] * 3
+
+
+def test_pruning_once_more_is_compared_with_the_model_as_it_is_stored(
+    narrow: tuple[Path, Run, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its dense pass has no neurons of zeros, which fill it up only to count what fires."""
+    ran: list[list[int]] = []
+
+    def watched(own: OwnModel, *given: Any) -> Pruned:
+        ran.append([sizes(down)[0] for down in own.downs])
+        return compare(own, *given)
+
+    monkeypatch.setattr("twell.workbench.ablations.prune.compare", watched)
+    folder, run, _ = narrow
+    result = command(PruneOptions(out=tmp_path / "again", model=str(folder), run=run.path, device="cpu"))
+    assert ran == [WIDTHS] == [result.widths] and result.error == 0
 
 
 def test_a_speedup_says_what_both_sides_ran(narrow: tuple[Path, Run, Run]) -> None:
