@@ -30,7 +30,7 @@ from twell.workbench.models import own_code
 from twell.workbench.models.attach import unwrapped
 from twell.workbench.models.families import FAMILIES
 from twell.workbench.models.find_ffns import FFNs, named, of_family
-from twell.workbench.models.sizes import decoder_layers
+from twell.workbench.models.sizes import decoder_layers, own_sizes
 from twell.workbench.models.threshold_ffn import maps_back
 
 Neurons = Sequence[int] | Tensor
@@ -41,7 +41,8 @@ NeuronTensors = list[tuple[Tensor, int]]  # weights and biases of an FFN, each w
 def ablate(model: nn.Module, neurons: Mapping[int, Neurons], *, ffns: FFNs | None = None) -> Iterator[None]:
     """Keep neurons from firing inside this context; afterwards the weights are what they were, to the bit.
 
-    neurons: by layer, their numbers, or a mask of bools [d_ff]; ffns: as in `watch`, for a module of yours
+    neurons: by layer, their numbers, or a mask of bools [d_ff], of which what fills a narrower layer up is left out;
+    ffns: as in `watch`, for a module of yours
     Raises UserError for a layer or a neuron that is not there.
     """
     if not isinstance(neurons, Mapping):
@@ -50,6 +51,7 @@ def ablate(model: nn.Module, neurons: Mapping[int, Neurons], *, ffns: FFNs | Non
     inner = unwrapped(model)
     name = type(inner).__name__
     layers = _layers(name, inner, ffns)
+    own = own_sizes(inner)[0]
     with ExitStack() as stack:
         chosen: dict[int, tuple[Tensor, NeuronTensors, nn.Module | None]] = {}
         for layer, given in neurons.items():
@@ -57,7 +59,9 @@ def ablate(model: nn.Module, neurons: Mapping[int, Neurons], *, ffns: FFNs | Non
                 raise UserError(f"Expected a layer from 0 to {len(layers) - 1} of {name}, got {layer!r}.")
             rows, down = layers[layer]
             weight, axis = rows[0]
-            chosen[layer] = _numbers(given, layer, weight.shape[axis], weight.device), rows, down
+            d_ff = weight.shape[axis]
+            width = own[layer] if len(own) == len(layers) else d_ff
+            chosen[layer] = _numbers(given, layer, d_ff, width, weight.device), rows, down
         for index, rows, down in chosen.values():
             if down is not None:
                 stack.callback(down.register_forward_pre_hook(_silenced(index)).remove)
@@ -132,8 +136,11 @@ def _columns(down: nn.Module) -> NeuronTensors:
     return [(weight, 0 if isinstance(down, Conv1D) else 1)]
 
 
-def _numbers(given: Neurons, layer: int, d_ff: int, device: torch.device) -> Tensor:
-    """Return the neurons of a layer, int64. Raises UserError for one that is not there."""
+def _numbers(given: Neurons, layer: int, d_ff: int, width: int, device: torch.device) -> Tensor:
+    """Return the neurons of a layer, int64. Raises UserError for one that is not there.
+
+    d_ff: of the layer's matrices; width: the layer's own, without neurons of zeros that fill it up
+    """
     try:
         index = torch.as_tensor(given, device=device)
     except (TypeError, ValueError, RuntimeError):
@@ -143,10 +150,12 @@ def _numbers(given: Neurons, layer: int, d_ff: int, device: torch.device) -> Ten
     if index.dtype is torch.bool:
         if index.shape != (d_ff,):
             raise UserError(f"Expected a mask of {d_ff} neurons for layer {layer}, got {list(index.shape)}.")
-        index = index.nonzero().squeeze(1)
+        index = index[:width].nonzero().squeeze(1)
     index = index.reshape(-1).long().unique()
-    if len(index) and not (int(index[0]) >= 0 and int(index[-1]) < d_ff):
-        raise UserError(f"Expected neurons from 0 to {d_ff - 1} of layer {layer}, got {index.tolist()}.")
+    if len(index) and not (int(index[0]) >= 0 and int(index[-1]) < width):
+        raise UserError(
+            f"Expected neurons from 0 to {width - 1} of layer {layer}, which has {width:,}, got {index.tolist()}."
+        )
     return index
 
 

@@ -22,7 +22,7 @@ from twell.analysis.neurons.logit_lens import written
 from twell.analysis.neurons.top_tokens import dead_kinds, weight_norms
 from twell.analysis.speed.ffn_speedup import caveats, filled
 from twell.analysis.training import training_layers, training_results, training_steps
-from twell.workbench import TwellCallback, load_pruned, study, watch
+from twell.workbench import TwellCallback, ablate, load_pruned, study, watch
 from twell.workbench.ablations.before_after import Pruned, compare
 from twell.workbench.ablations.conditions import Facts, TakesNothing, intervention_of
 from twell.workbench.ablations.options import PruneOptions
@@ -173,6 +173,19 @@ def test_pruning_once_more_is_compared_with_the_model_as_it_is_stored(
     folder, run, _ = narrow
     result = command(PruneOptions(out=tmp_path / "again", model=str(folder), run=run.path, device="cpu"))
     assert ran == [WIDTHS] == [result.widths] and result.error == 0
+
+
+def test_what_fills_a_layer_up_cannot_be_silenced(narrow: tuple[Path, Run, Run]) -> None:
+    """A mask that the widest layer's row has too says nothing of it."""
+    model: Any = load_pruned(narrow[0], widened=True)
+    weight = model.model.layers[1].mlp.gate_proj.weight
+    for neurons in ([135, 136], [150]):
+        with pytest.raises(UserError, match=r"from 0 to 135 of layer 1, which has 136, got \["):
+            ablate(model, {1: neurons}).__enter__()
+    everything = torch.ones(176, dtype=torch.bool)
+    assert weight.shape[0] == 176 and weight[135].any()
+    with ablate(model, {0: everything, 1: everything, 2: [175]}):
+        assert not weight.any()
 
 
 def test_a_speedup_says_what_both_sides_ran(narrow: tuple[Path, Run, Run]) -> None:
