@@ -48,6 +48,7 @@ from twell.analysis.speed.potential import layer_potential
 from twell.analysis.speed.speedup import model_speedup, speedup, speedup_correlation, timings_by_batch
 from twell.analysis.speed.tile_overflow import peer_audit, tile_audit
 from twell.analysis.speed.unions import union_sizes
+from twell.analysis.speed.whole_model import whole_model
 from twell.analysis.summaries.refresh import ensure, summarize
 from twell.analysis.tokens.by_token import by_token, token_profile
 from twell.analysis.tokens.classes import token_classes
@@ -128,6 +129,7 @@ __all__ = [
     "training_results",
     "training_steps",
     "union_sizes",
+    "whole_model",
 ]
 
 globals().update({name: left_out.named(globals()[name]) for name in __all__})

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pandas as pd
 
+from twell.analysis.speed.whole_model import WHOLE
 from twell.workbench.run.store import Run
 
 CASE = ["case", "input", "ffn", "layer", "rows", "dtype", "weights", "graph"]
 DENSE, SPARSE, STAGES = "ffn_dense", "ffn_sparse", ["gate", "up_down"]
 BASELINES = ["ffn_compiled", "ffn_fused"]
-WHOLE = "whole_|generate_|step_"  # operations of a whole model
 OTHERS = f"train_|{WHOLE}"  # operations that are no FFN of one layer
 PROBES = ["ffn_counts", "ffn_neurons", "ffn_packed"]
 

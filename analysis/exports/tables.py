@@ -37,6 +37,7 @@ from twell.analysis.speed.contribution import gain_correlations, layer_gains, mo
 from twell.analysis.speed.speedup import speedup, timings_by_batch
 from twell.analysis.speed.tile_overflow import peer_audit, tile_audit
 from twell.analysis.speed.unions import union_sizes
+from twell.analysis.speed.whole_model import whole_model
 from twell.analysis.tokens.by_token import by_token
 from twell.analysis.tokens.classes import token_classes
 from twell.analysis.tokens.identity import token_covariates, token_identity
@@ -190,6 +191,7 @@ EXPORTED = (
     ),
     ExportedTable(gain_correlations),
     ExportedTable(model_time, "Time", "Where the time of a forward pass goes.", page_figure="pass_time"),
+    ExportedTable(whole_model, "Whole model", "Tokens a second with dense FFNs and with sparse ones."),
     ExportedTable(timings_by_batch),
 )
 ANALYSIS = {table.name: table.compute for table in EXPORTED}

@@ -97,7 +97,7 @@ def value_counts(neurons: dict[str, Any], rng: np.random.Generator) -> dict[str,
 
 
 def bench(shape: Shape) -> dict[str, Any]:
-    """A bench table of layers 0 and 3 and one shape: the fastest has rows past its slots in 0."""
+    """A bench table of layers 0 and 3, one shape and the whole model: the fastest has rows past its slots in 0."""
     rows: list[dict[str, Any]] = []
     for layer in (0, 3, -1):
         case = {"case": f"layer {layer} on text", "input": "text", "layer": layer, "rows": 64, "nnz_mean": 10.0 + layer}
@@ -106,6 +106,11 @@ def bench(shape: Shape) -> dict[str, Any]:
             kind |= {"tile": TILE if compression else 0, "compression": compression}
             figures = {"microseconds": time, "rows_past_slots": 3.0 if (compression, layer) == (16, 0) else 0.0}
             rows += [{**case, **kind, "metric": name, "value": value} for name, value in figures.items()]
+    whole = {"case": "whole model on text, 64 rows", "input": "text", "layer": -1, "rows": 64, "nnz_mean": 10.0}
+    for side, kernel, time in (("dense", "torch", 900.0), ("sparse", "cpu", 600.0)):
+        kind = {"op": f"whole_{side}", "kernel": kernel, "tile": 0, "compression": 0}
+        figures = {"microseconds": time, "tokens_per_second": 64e6 / time}
+        rows += [{**whole, **kind, "metric": name, "value": value} for name, value in figures.items()]
     same = {"d_model": 64, "d_ff": shape.d_ff, "dtype": "float32", "weights": "warm", "unit": "µs", "repeats": 5}
     same |= {"device": "made up", "commit": "0", "ffn": "gated", "graph": False}
     empty = np.ma.masked_all(len(rows), np.float64)

@@ -161,6 +161,7 @@ def test_what_the_run_lacks(made: ModuleType, tmp_path: Path, capsys: pytest.Cap
     run = made.make(tmp_path / "poor", sequences=10, parts=1, neurons=False, timings=0)
     written = export(ExportOptions(run=run.path, out=tmp_path / "tables"))
     more = "neuron_histogram timings_by_batch tile_settings reuse reuse_cache firing_clusters token_covariates"
+    more += " whole_model"
     lacking = "by_neuron concentration lorenz dead_curve dead_neurons speedup layer_gains gain_correlations model_time"
     assert {path.stem for path in written} == set(ANALYSIS) - {*lacking.split(), *more.split()}
     assert "by_neuron: left out." in capsys.readouterr().out

@@ -1,0 +1,85 @@
+"""The whole model, dense and sparse side by side: forward passes, generation, steps of decoding.
+
+    whole_model(run)   a row a case and operation that `twell bench MODEL --whole --out RUN` has timed
+
+Cost: 30 ms.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from twell.workbench.errors import Missing
+from twell.workbench.run.store import Run
+
+WHOLE = "whole_|generate_|step_"  # operations of a whole model in the table `bench`
+SIDES = ("dense", "sparse")
+MEANINGS = {
+    "whole": "a forward pass without the head.",
+    "compiled": "both sides by torch.compile, layer by layer.",
+    "generate": "prompts and generated tokens in transformers' own loop. The host sets its pace, so its turns differ "
+    "much.",
+    "graphed": "the same with fixed addresses, steps compiled and, on a GPU, replayed from a CUDA graph.",
+    "step": "one such step, a token of each sequence.",
+}
+SETTING = ["rows", "dtype", "device"]  # times are compared only if all of these are equal
+
+
+def whole_model(run: Run) -> pd.DataFrame:
+    """Return the speed of the whole model with dense FFNs and with sparse ones; a row a case and operation. Columns:
+
+    case (on which text, or how many sequences are decoded); operation (whole: a forward pass without the head;
+    generate: prompts and tokens after them; step: one token of each sequence; behind a comma, compiled or graphed);
+    rows (in a call of an FFN); dtype; device; nnz_mean (over layers and rows); repeats (turns); graph (replayed from a
+    CUDA graph); commit; kernel (of the sparse side); dense_us, sparse_us (µs, medians of the turns); dense_tokens,
+    sparse_tokens (tokens/s at the medians, read in forward passes and generated in others); dense_tokens_low,
+    dense_tokens_high, sparse_tokens_low, sparse_tokens_high (tokens/s in the slowest and the fastest turn); speedup
+    (dense over sparse time); apart (the turns of the sides do not overlap, else they do not tell which side is
+    faster); dense_millijoules, sparse_millijoules (mJ a token, empty where not measured); energy_change (of a token:
+    sparse over dense, less 1). Missing where no whole model was timed.
+    """
+    bench = run.frame("bench")
+    bench = bench[(bench["d_ff"] == run.d_ff) & bench["op"].str.match(WHOLE)]
+    if bench.empty:
+        raise Missing(f"{run.name} holds no timing of its whole model: twell bench MODEL --whole --out RUN.")
+    frame = side_by_side(bench)
+    frame.attrs = {
+        "definition": run.manifest.nnz_definition,
+        "note": "apart: every turn of one side is faster than any of the other; elsewhere they do not tell which is",
+    }
+    return frame
+
+
+def side_by_side(bench: pd.DataFrame) -> pd.DataFrame:
+    """Return a row an operation of a case, as `whole_model` does. bench: rows of the table `bench` of whole models."""
+    side = bench["op"].str.extract("_(dense|sparse)")[0]
+    operation = bench["op"].str.replace("_dense|_sparse", "", regex=True).str.replace("_", ", ")
+    case = bench["case"].str.removeprefix("whole model").str.lstrip(" ,")
+    bench = bench.assign(case=case, operation=operation, side=side)
+    keys = ["case", "operation", *SETTING]
+    rows = bench.drop_duplicates([*keys, "side", "metric"], keep="last").set_index([*keys, "side", "metric"])
+    frame = bench.drop_duplicates(keys)[[*keys, "nnz_mean", "repeats", "graph", "commit"]].reset_index(drop=True)
+    index = list(frame[keys].itertuples(index=False, name=None))
+
+    def figures(name: str, metric: str, column: str = "value") -> pd.Series:
+        return rows[column].reindex([(*key, name, metric) for key in index]).reset_index(drop=True)
+
+    frame["kernel"] = figures("sparse", "microseconds", "kernel")
+    for name in SIDES:
+        frame[f"{name}_us"] = figures(name, "microseconds")
+    for name in SIDES:
+        for end, column in (("", "value"), ("_low", "low"), ("_high", "high")):
+            frame[f"{name}_tokens{end}"] = figures(name, "tokens_per_second", column)
+    frame["speedup"] = frame["dense_us"] / frame["sparse_us"]
+    least, most = (pd.concat([figures(name, "microseconds", end) for name in SIDES], axis=1) for end in ("low", "high"))
+    frame["apart"] = least.max(axis=1) > most.min(axis=1)  # the slower side's fastest turn took longer
+    for name in SIDES:
+        frame[f"{name}_millijoules"] = figures(name, "millijoules_per_token")
+    frame["energy_change"] = frame["sparse_millijoules"] / frame["dense_millijoules"] - 1
+    return frame
+
+
+def meanings(frame: pd.DataFrame) -> dict[str, str]:
+    """Return what the operations of `whole_model` are, a sentence by each name that occurs in them."""
+    named = {name for operation in frame["operation"] for name in operation.split(", ")}
+    return {name: meaning for name, meaning in MEANINGS.items() if name in named}
