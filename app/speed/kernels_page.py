@@ -23,6 +23,7 @@ from twell.app.jobs.status import job_status
 from twell.app.speed.bench_view import draw_bench
 from twell.app.speed.compression_view import draw_compressions
 from twell.app.speed.potential_view import draw_potential, say_where_to_gain
+from twell.app.speed.whole_model_view import draw_whole_model
 from twell.app.ui import widgets
 from twell.app.ui.formatting import fixed, number, pass_spread, percent, plural, times, typeset, whole
 from twell.app.ui.query import QueryResult, fetch, query
@@ -282,6 +283,8 @@ with suppress(Missing):  # said once, where the timings would stand
     note_speedup(current_run(), fetch(current_run(), analysis.ffn_speedup))
 if current_run().manifest.status != "recording":
     say_where_to_gain(current_run())
+with widgets.show_errors():
+    draw_whole_model(current_run())
 with widgets.show_errors():
     draw_bench(current_run())
 if current_run().manifest.status != "recording" or current_run().has("timings"):
