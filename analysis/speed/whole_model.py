@@ -19,7 +19,8 @@ MEANINGS = {
     "compiled": "both sides by torch.compile, layer by layer.",
     "generate": "prompts and generated tokens in transformers' own loop. The host sets its pace, so its turns differ "
     "much.",
-    "graphed": "the same with fixed addresses, steps compiled and, on a GPU, replayed from a CUDA graph.",
+    "graphed": "the same with fixed addresses, steps compiled (but with --no-compile) and, on a GPU, replayed from a "
+    "CUDA graph.",
     "step": "one such step, a token of each sequence.",
 }
 SETTING = ["rows", "dtype", "device"]  # times are compared only if all of these are equal
