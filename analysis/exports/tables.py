@@ -26,7 +26,9 @@ from twell.analysis.activity.surprisal import (
     surprisal_within,
 )
 from twell.analysis.claims.findings import findings
-from twell.analysis.figures import table_plots as plots
+from twell.analysis.figures.table_plots import by_layer as layer_plots
+from twell.analysis.figures.table_plots import by_neuron as neuron_plots
+from twell.analysis.figures.table_plots import by_token as token_plots
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.concentration import concentration, dead_curve, dead_neurons, lorenz
 from twell.analysis.neurons.firing_clusters import firing_clusters
@@ -98,20 +100,20 @@ EXPORTED = (
         first_positions,
         "Starts",
         "Position 0 over later ones: of a document, which may carry a special token, and of a cut in one.",
-        plots.starts,
+        layer_plots.starts,
     ),
     ExportedTable(
         by_phase,
         "Phases",
         "Prompts and generated tokens apart: tables over a whole run mix them.",
-        plots.origins,
+        layer_plots.origins,
     ),
-    ExportedTable(by_source, "Sources", "Each source of text against all others.", plots.origins),
+    ExportedTable(by_source, "Sources", "Each source of text against all others.", layer_plots.origins),
     ExportedTable(
         across_layers,
         "Depth",
         "Whether a token that fires much in one layer does so in others: if so, a layer's load can be told ahead.",
-        plots.depth,
+        layer_plots.depth,
     ),
     ExportedTable(
         by_token,
@@ -124,13 +126,13 @@ EXPORTED = (
         "Identity",
         "How much of the variance of nnz the token itself explains: near 1, a layer's load could be looked up; near 0, "
         "the context decides.",
-        plots.identity,
+        token_plots.identity,
     ),
     ExportedTable(
         token_covariates,
         "Covariates",
         "What z goes with over tokens of the vocabulary, all at once: rare tokens differ in more than frequency.",
-        plots.covariates,
+        token_plots.covariates,
     ),
     ExportedTable(token_classes, "Classes", "Kinds of tokens, by their spelling.", page_figure="token_class_dots"),
     ExportedTable(by_word, "Words", "Put together from their pieces.", page_figure="top_words"),
@@ -140,13 +142,13 @@ EXPORTED = (
         surprisal_within,
         "Within tokens",
         "Of one token in different contexts: nnz beside the next token's loss, without what tokens differ in.",
-        plots.within,
+        layer_plots.within,
     ),
     ExportedTable(
         entropy_correlation,
         "Entropy",
         "nnz beside what the model expects to lose on the next token and what it then loses, and each given the other.",
-        plots.expected,
+        layer_plots.expected,
     ),
     ExportedTable(surprisal_own),
     ExportedTable(surprisal_classes),
@@ -155,26 +157,26 @@ EXPORTED = (
     ),
     ExportedTable(neuron_histogram),
     ExportedTable(concentration, "Concentration", "The share of firings that the busiest neurons carry."),
-    ExportedTable(lorenz, "Lorenz curve", "Firings by share of neurons.", plots.lorenz),
-    ExportedTable(dead_curve, "Dead neurons", "Neurons without a firing, by sequences seen.", plots.dead),
+    ExportedTable(lorenz, "Lorenz curve", "Firings by share of neurons.", neuron_plots.lorenz),
+    ExportedTable(dead_curve, "Dead neurons", "Neurons without a firing, by sequences seen.", neuron_plots.dead),
     ExportedTable(dead_neurons),
     ExportedTable(
         reuse,
         "Reuse",
         "The share of a token's firings that an earlier one fired too; dotted: one of another sequence.",
-        plots.lags,
+        neuron_plots.lags,
     ),
     ExportedTable(
         reuse_cache,
         "Cache",
         "What share of firings a cache of the neurons of the last tokens would serve, and how many neurons it holds.",
-        plots.cache,
+        neuron_plots.cache,
     ),
     ExportedTable(
         firing_clusters,
         "Clusters",
         "Groups of neurons that fire together, which could be stored, fetched or pruned as one.",
-        plots.clusters,
+        neuron_plots.clusters,
     ),
     ExportedTable(union_sizes, "Unions", "Different neurons in a block of consecutive tokens."),
     ExportedTable(

@@ -39,27 +39,20 @@ from twell.analysis.figures.speed import kernels as _kernels
 from twell.analysis.figures.speed import live as _live
 from twell.analysis.figures.speed import potential as _potential
 from twell.analysis.figures.speed import timings as _timings
-from twell.analysis.figures.table_plots import (
-    cache,
-    classes,
-    clusters,
-    covariates,
-    dead,
+from twell.analysis.figures.table_plots.base import dressed
+from twell.analysis.figures.table_plots.by_layer import (
     depth,
-    dressed,
     expected,
     gains,
-    identity,
-    lags,
     layers,
-    lorenz,
     origins,
     positions,
     starts,
     surprisal,
-    tokens,
     within,
 )
+from twell.analysis.figures.table_plots.by_neuron import cache, clusters, dead, lags, lorenz
+from twell.analysis.figures.table_plots.by_token import classes, covariates, identity, tokens
 from twell.analysis.figures.training import (
     training_loss,
     training_nnz,

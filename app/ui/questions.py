@@ -15,7 +15,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from twell.analysis.figures.table_plots import dressed
+from twell.analysis.figures.table_plots.base import dressed
 from twell.analysis.memo import built_once
 from twell.app.ui import widgets
 from twell.app.ui.formatting import marked_up, plural, with_intervals
