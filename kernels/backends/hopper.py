@@ -253,15 +253,24 @@ def prepare(params: FFNParams) -> Callable[[Tensor], tuple[Tensor, Stats]] | Non
 
 
 def launch(
-    params: FFNParams, rows: slice, workspace: HopperWorkspace, y: Tensor, stats: Stats, stages: int = ALL_STAGES
+    params: FFNParams,
+    rows: slice,
+    workspace: HopperWorkspace,
+    y: Tensor,
+    stats: Stats,
+    stages: int = ALL_STAGES,
+    added: Tensor | None = None,
 ) -> None:
-    """Launch stages of the call for some of its rows on the current stream; sums are added to those in `stats`."""
+    """Launch stages of the call for some of its rows on the current stream; sums are added to those in `stats`.
+
+    added: like y, contiguous; is added to y once that is rounded. Calls with a plan do not take it.
+    """
     if not workspace.has_plan and not needs_words(params):
         stages &= ~NO_WORDS
     op = getattr(torch.ops.twell, loaded_op(params.activation == "relu2", params.up_relu))
     op(
         params.x, params.w_gate, params.w_up, params.w_down, params.b_gate, params.b_up, params.b_down,
-        workspace.memory, workspace.offsets, y, stats.finite, stats.nnz_used, rows.start, rows.stop - rows.start,
+        workspace.memory, workspace.offsets, y, stats.finite, stats.nnz_used, added, rows.start, rows.stop - rows.start,
         workspace.has_plan, int(stages), *gpu.count_arguments(params, stats),
     )  # fmt: skip
 

@@ -28,6 +28,16 @@ __device__ __forceinline__ uint32_t round_pair(float low, float high) {
   return out;
 }
 
+// The sums of two pairs' halves, rounded.
+template <typename T>
+__device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b) {
+  return round_pair<T>(half_of<T>(a, 0) + half_of<T>(b, 0), half_of<T>(a, 1) + half_of<T>(b, 1));
+}
+template <typename T>
+__device__ __forceinline__ uint4 add_pairs(uint4 a, uint4 b) {
+  return make_uint4(add_pairs<T>(a.x, b.x), add_pairs<T>(a.y, b.y), add_pairs<T>(a.z, b.z), add_pairs<T>(a.w, b.w));
+}
+
 // All ones in each half of a pair that is positive, all zeros in the other halves.
 template <typename T>
 __device__ __forceinline__ uint32_t positive_halves(uint32_t pair) {

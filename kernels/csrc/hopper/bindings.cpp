@@ -35,12 +35,13 @@ Launches launches_of(twell::hopper::Path path) {
 
 // The op's arguments, in the order of its schema.
 struct Arguments {
-  using Fields = decltype(joined(FfnTensors::Fields{}, WorkspaceTensor::Fields{}, Types<Tensor, Tensor, Maybe, int64_t, int64_t, bool, int64_t>{},
+  using Fields = decltype(joined(FfnTensors::Fields{}, WorkspaceTensor::Fields{}, Types<Tensor, Tensor, Maybe, Maybe, int64_t, int64_t, bool, int64_t>{},
                                  CountTensors::Fields{}));
   FfnTensors tensors;
   WorkspaceTensor workspace;
   Tensor y, finite;   // [n, d_model]; bool [n]
   Maybe nnz_used;     // int32 [n], zeros: with a ReLU on the up branch too, how many products are not zero
+  Maybe added;        // [n, d_model], contiguous, of a call without a plan: is added to y once that is rounded, as a residual is
   int64_t row, rows;  // the rows of this pass, of n: how many, from which on
   bool planned;       // whether this many rows have an order and a plan
   int64_t stages;
@@ -60,6 +61,7 @@ Ffn ffn_of(const Arguments& a, const FfnTensors& tensors) {
                     f.part_ready);
   if (f.w_up != nullptr && f.blocks <= kDenseTileBlocks) f.dense_tiles = reinterpret_cast<int*>(f.row_sums + f.rows + 1);
   const StageSet stages{a.stages};
+  f.added = as<uint16_t>(a.added, a.row * f.d_model);
   f.nnz = as<int>(a.counts.nnz, a.row), f.nnz_used = as<int>(a.nnz_used, a.row);
   f.continues_with_up = f.dense_tiles != nullptr && stages.has(Stage::kUp) && f.nnz_used == nullptr;
   choose_rows16(f, {stages.has(Stage::kLeaveDense), stages.has(Stage::kNextWave), stages.has(Stage::kWideGroups)}, multiprocessors());
@@ -90,6 +92,8 @@ void launch_planned(const Ffn& f, StageSet stages, cudaStream_t stream) {
 void ffn(Arguments a) {
   const DeviceGuard guard(a.tensors.x.get_device_index());
   const FfnTensors tensors = a.tensors.readable();
+  a.added = aligned(a.added);
+  if (a.added && a.planned) throw std::runtime_error("added: expected none in a call with a plan");
   const Ffn f = ffn_of(a, tensors);
   const StageSet stages{a.stages};
   const cudaStream_t stream = stream_of(tensors.x);
@@ -116,7 +120,7 @@ std::tuple<Tensor, Tensor, Tensor> few_ffn(Tensor x, Tensor w_gate, Maybe w_up, 
   if (counts) of_rows.nnz = nnz;
   int64_t stages = static_cast<int64_t>(Stage::kGate) | static_cast<int64_t>(Stage::kUp) | static_cast<int64_t>(Stage::kDown);
   if (planned) stages |= static_cast<int64_t>(Stage::kPlan);
-  ffn({{x, w_gate, w_up, w_down, b_gate, b_up, b_down}, {memory, offsets}, y, finite, {}, 0, rows, planned, stages, of_rows});
+  ffn({{x, w_gate, w_up, w_down, b_gate, b_up, b_down}, {memory, offsets}, y, finite, {}, {}, 0, rows, planned, stages, of_rows});
   return {y, finite, nnz};
 }
 
@@ -124,7 +128,7 @@ std::tuple<Tensor, Tensor, Tensor> few_ffn(Tensor x, Tensor w_gate, Maybe w_up, 
 
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(TWELL_OP "(" TWELL_FFN_SCHEMA
-        "Tensor(a!) workspace, SymInt[] offsets, Tensor(b!) y, Tensor(c!) finite, Tensor(d!)? nnz_used, SymInt row, SymInt rows, "
+        "Tensor(a!) workspace, SymInt[] offsets, Tensor(b!) y, Tensor(c!) finite, Tensor(d!)? nnz_used, Tensor? added, SymInt row, SymInt rows, "
         "bool planned, int stages, " TWELL_COUNTS_SCHEMA ") -> ()");
   m.def(TWELL_OP "_few(" TWELL_FFN_SCHEMA "SymInt[] offsets, SymInt bytes, bool counts, bool planned) -> (Tensor, Tensor, Tensor)");
 }

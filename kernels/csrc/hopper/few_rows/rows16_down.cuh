@@ -4,6 +4,7 @@
 #pragma once
 
 #include "hopper/few_rows/rows16.cuh"
+#include "hopper/output.cuh"
 
 namespace twell::hopper {
 
@@ -88,7 +89,7 @@ __device__ __forceinline__ void write_rows16_outputs(const typename Rows16Down<k
       const float2 part = *reinterpret_cast<const float2*>(&s.parts[r][row][place]);
       sum.x += part.x, sum.y += part.y;
     }
-    reinterpret_cast<uint32_t*>(f.y)[(static_cast<int64_t>(row) * f.d_model + out) / 2] = round_pair<T>(sum.x, sum.y);
+    store_outputs_of<T>(f, row, out, round_pair<T>(sum.x, sum.y));
   }
 }
 
@@ -272,6 +273,7 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
   __syncthreads();
   send_rows16_sums<kTiles, kNeurons>(s, rings, f.rows, rank, thread);
   write_rows16_results(f, space, nnz, cta, warp, lane);
+  if (f.added != nullptr) wait_for_launches();  // the gate's has waited for the one that wrote it
   barrier_wait(&s.sent, 0);
   write_rows16_outputs<T, kTiles, kNeurons>(s, f, out0, rank, thread);
   wait_for_launches();  // so that this does not end before the launch before, which the next one does not wait for

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "hopper/few_rows/rows64.cuh"
+#include "hopper/output.cuh"
 
 namespace twell::hopper {
 
@@ -160,8 +161,7 @@ __device__ __forceinline__ void write_rows64_outputs(const Ffn& f, typename Down
       const float2 part = *reinterpret_cast<const float2*>(&parts[r][row][place]);
       sum.x += part.x, sum.y += part.y;
     }
-    reinterpret_cast<uint32_t*>(f.y)[(static_cast<int64_t>(row) * f.d_model + out) / 2] =
-        broken[row / 32] >> (row & 31) & 1 ? 0x7fff7fffu : round_pair<T>(sum.x, sum.y);
+    store_outputs_of<T>(f, row, out, broken[row / 32] >> (row & 31) & 1 ? kNanPair : round_pair<T>(sum.x, sum.y));
   }
 }
 

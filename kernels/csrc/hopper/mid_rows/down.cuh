@@ -4,6 +4,7 @@
 
 #include "common/bits.cuh"
 #include "hopper/mid_rows/down_load.cuh"
+#include "hopper/output.cuh"
 
 namespace twell::hopper {
 
@@ -187,7 +188,7 @@ __device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned cha
     if (row >= rows || own + 8 * chunk >= kOut || out >= f.d_model) continue;
     uint4 values = *reinterpret_cast<const uint4*>(staging + row * kPitch + chunk * 16);
     if (nonfinite[row / 32] >> (row & 31) & 1) values = make_uint4(kNanPair, kNanPair, kNanPair, kNanPair);
-    *reinterpret_cast<uint4*>(static_cast<T*>(f.y) + static_cast<int64_t>(m0 + row) * f.d_model + out) = values;
+    store_outputs_of<T>(f, m0 + row, out, values);
   }
 }
 

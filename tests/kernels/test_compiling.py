@@ -1,0 +1,215 @@
+"""The backend of torch.compile: which additions the FFN's op takes over, and that results are those of the addition."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.gpu_checks import CUDA, assert_same, make, poison, skip_without
+from torch import Tensor, fx, nn
+
+from twell.kernels import compiling
+from twell.kernels.backends import gpu, hopper
+from twell.kernels.modules import Probe, SparseFFN
+from twell.kernels.params import FFNParams
+
+given: list[bool] = []  # of each call of `op`, whether it was given something to add
+
+
+@pytest.fixture(scope="module", autouse=True)
+def op() -> Iterator[Callable[..., None]]:
+    """An op with the arguments of the hopper kernel's that matter here, on the CPU: y = relu(x), plus what is added."""
+    library = torch.library.Library("twell_test", "DEF")
+    library.define("ffn(Tensor x, Tensor(a!) y, Tensor? added, bool planned) -> ()")
+
+    def run(x: Tensor, y: Tensor, added: Tensor | None, planned: bool) -> None:
+        given.append(added is not None)
+        y.copy_(x.relu() if added is None else x.relu() + added)
+
+    library.impl("ffn", run, "CPU")
+    torch.library.register_fake("twell_test::ffn", lambda *_: None, lib=library)
+    yield torch.ops.twell_test.ffn
+    library._destroy()
+
+
+def ffn(x: Tensor, planned: bool = False) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype)
+    torch.ops.twell_test.ffn(x, y, None, planned)
+    return y
+
+
+def plain(traced: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+    """Compile nothing after the change."""
+    compiling.add_in_kernels(traced)
+    return traced.forward
+
+
+def twice(x: Tensor, r: Tensor) -> Tensor:
+    y = ffn(x)
+    return r + y + y
+
+
+def later(x: Tensor, r: Tensor) -> Tensor:
+    y = ffn(x)
+    r.mul_(2)
+    return r + y
+
+
+def in_place(x: Tensor, r: Tensor) -> Tensor:
+    r += ffn(x)
+    return r
+
+
+def of_itself(x: Tensor, _: Tensor) -> Tensor:
+    y = ffn(x)
+    return y + y
+
+
+TAKEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a residual": lambda x, r: r + ffn(x),
+    "a residual on the right": lambda x, r: ffn(x) + r,
+    "torch.add": lambda x, r: torch.add(ffn(x), r),
+    "of two": lambda x, r: ffn(r + ffn(x)) * 2,
+    "its own input": lambda x, _: x + ffn(x),
+}
+LEFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "output read twice": twice,
+    "after what it adds has changed": later,
+    "in place": in_place,
+    "of itself": of_itself,
+    "a row for all": lambda x, r: r[0] + ffn(x),
+    "a row in place of many": lambda x, r: r + ffn(x[:1]),
+    "a number": lambda x, _: ffn(x) + 1,
+    "scaled": lambda x, r: torch.add(r, ffn(x), alpha=2),
+    "another dtype": lambda x, r: r.double() + ffn(x),
+    "not contiguous": lambda x, r: r.t().contiguous().t() + ffn(x),
+    "a plan": lambda x, r: r + ffn(x, True),
+    "a product": lambda x, r: r * ffn(x),
+}
+
+
+def check(function: Callable[[Tensor, Tensor], Tensor], taken: bool, **options: Any) -> None:
+    x, r = torch.randn(3, 4), torch.randn(3, 4)
+    expected = function(x.clone(), r.clone())
+    torch.compiler.reset()
+    given.clear()
+    assert_same("y", torch.compile(function, fullgraph=True, **options)(x.clone(), r.clone()), expected)
+    assert given[-1] == taken if function is not TAKEN["of two"] else given == [True, False]
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_an_addition_right_after_the_op_becomes_its_argument(name: str) -> None:
+    check(TAKEN[name], True, backend=plain)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_others_stay(name: str) -> None:
+    check(LEFT[name], False, backend=plain)
+
+
+def test_a_gradient_through_what_is_added_is_followed() -> None:
+    x, r = torch.randn(3, 4), torch.randn(3, 4, requires_grad=True)
+    torch.compiler.reset()
+    traced: list[int] = []
+
+    def counting(graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        traced.append(compiling.add_in_kernels(graph))
+        return graph.forward
+
+    torch.compile(TAKEN["a residual"], backend=counting, fullgraph=True)(x, r).sum().backward()
+    assert traced == [0] and r.grad is not None and bool((r.grad == 1).all())
+    with torch.no_grad():
+        torch.compile(TAKEN["a residual"], backend=counting, fullgraph=True)(x, r.detach())
+    assert traced == [0, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "max-autotune-no-cudagraphs"}, {"options": {"epilogue_fusion": False}}], ids=str)
+def test_the_rest_is_inductor_with_the_same_options(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    compile_graph = torch._inductor.compile
+
+    def spy(graph: fx.GraphModule, inputs: list[Any], options: dict[str, Any]) -> Any:
+        seen.append(options)
+        return compile_graph(graph, inputs, options)
+
+    monkeypatch.setattr(torch._inductor, "compile", spy)
+    check(TAKEN["a residual"], True, backend=compiling.twell, **options)
+    assert seen == [torch._TorchCompileInductorWrapper(options.get("mode"), options.get("options"), None).config]
+
+
+def test_it_is_known_by_name_where_the_package_is_installed() -> None:
+    names = "import importlib.metadata as m; print([e.value for e in m.entry_points(group='torch_dynamo_backends')])"
+    said = subprocess.run([sys.executable, "-c", names], capture_output=True, text=True, check=True).stdout
+    if said.strip() == "[]":
+        pytest.skip("twell is not installed here, but imported from its folder")
+    assert "twell.kernels.compiling:twell" in said
+
+
+def added_to(params: FFNParams, added: Tensor | None) -> Tensor:
+    """Run a call without a plan on memory of NaN, and return y."""
+    poison()
+    y, stats = gpu.results(params, in_full=True)
+    workspace = hopper.HopperWorkspace(params.n, len(params.w_gate), params.x.dtype, params.x.device, planned=False)
+    hopper.launch(params, slice(0, params.n), workspace, y, stats, added=added)
+    return y
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_kernels_add_to_what_they_have_rounded(dtype: torch.dtype) -> None:
+    """On each path without a plan, in rows that are not finite too, and from an address that they cannot read."""
+    skip_without(hopper)
+    counts: dict[str, Any] = {"probes": "counts", "layout": None, "want_packed": False}
+    for gated, d_model, d_ff, quiet in ((True, 2048, 5632, 90), (True, 192, 1000, 12), (False, 1000, 392, -40), (False, 264, 8192, 8)):
+        for n in (1, 8, 9, 16, 17, 33, 64, 65, 300, 1000, 2048):
+            params = make(n, d_model, d_ff, quiet, gated=gated, bias=True, dtype=dtype, **counts)
+            params.x[n // 2, 3] = float("nan")
+            more = torch.randn(n * d_model + 1, device=CUDA, dtype=torch.float32).mul_(100).to(dtype)
+            alone = added_to(params, None)
+            for begin in (0, 1):
+                added = more[begin : n * d_model + begin].view(n, d_model)
+                assert_same(f"y {gated, d_model, d_ff, n, begin}", added_to(params, added), alone + added)
+
+
+@pytest.mark.gpu
+def test_a_plan_takes_nothing_to_add() -> None:
+    skip_without(hopper)
+    params = make(9, 64, 512, 4, probes="counts", layout=None, want_packed=False)
+    y, stats = gpu.results(params, in_full=True)
+    workspace = hopper.HopperWorkspace(9, 512, params.x.dtype, params.x.device, planned=True)
+    with pytest.raises(RuntimeError, match="added: expected none in a call with a plan"):
+        hopper.launch(params, slice(0, 9), workspace, y, stats, added=params.x)
+
+
+class Residual(nn.Module):
+    """What a decoder layer does with its FFN: the residual is written by the launch before."""
+
+    def __init__(self, ffn: SparseFFN) -> None:
+        super().__init__()
+        self.ffn = ffn
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        r = r * 2
+        return r + self.ffn(x + r) + 1
+
+
+@pytest.mark.gpu
+def test_a_compiled_module_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_without(hopper)
+    weights = (torch.randn(3, 1000, 192, device=CUDA) / 10).bfloat16()
+    block = Residual(SparseFFN(weights[0], weights[1], weights[2].t(), kernel="hopper", probe=Probe(probes="counts")))
+    moved: list[int] = []
+    add = compiling.add_in_kernels
+    monkeypatch.setattr(compiling, "add_in_kernels", lambda traced: moved.append(add(traced)))
+    torch.compiler.reset()
+    usual = torch.compile(block, dynamic=False, fullgraph=True)
+    ours = torch.compile(block, dynamic=False, fullgraph=True, backend=compiling.twell)
+    with torch.inference_mode():
+        for n in (1, 16, 40, 500):
+            x, r = torch.randn(2, n, 192, device=CUDA, dtype=torch.bfloat16)
+            assert_same(f"y of {n}", ours(x, r), usual(x, r))
+    assert moved == [1] * 4
