@@ -3,7 +3,7 @@
 A decoder layer adds its input to its FFN's output. That is a launch of its own where the FFN is an op that torch.compile
 cannot look into: 3 % of a step of decoding. The kernels can add it as they write. So this is inductor, after one change
 of what was traced: an addition that comes right after an FFN's op, and that alone reads its output, becomes an argument
-of the op. The results are the same to the bit.
+of the op. The sum's terms are rounded as in eager mode, so its bits are those of eager mode.
 
     torch.compile(model, backend="twell")  # where this package is installed; elsewhere backend=compiling.twell
 
@@ -34,12 +34,12 @@ def twell(
 def add_in_kernels(traced: fx.GraphModule) -> int:
     """Move additions into the FFN ops before them, in place; return how many were moved.
 
-    An op takes one if its schema has an argument `added`, and the call has no plan.
+    An op takes one if its schema has an argument `added`.
     """
     moved = 0
     for call in list(traced.graph.nodes):
         places = _places(call)
-        if "added" not in places or call.args[places["planned"]] or call.args[places["added"]] is not None:
+        if "added" not in places or call.args[places["added"]] is not None:
             continue
         y, addition = call.args[places["y"]], call.next
         if set(y.users) != {call, addition} or not _is_addition(addition):

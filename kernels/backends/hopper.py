@@ -263,7 +263,7 @@ def launch(
 ) -> None:
     """Launch stages of the call for some of its rows on the current stream; sums are added to those in `stats`.
 
-    added: like y, contiguous; is added to y once that is rounded. Calls with a plan do not take it.
+    added: like y, contiguous; is added to y once that is rounded
     """
     if not workspace.has_plan and not needs_words(params):
         stages &= ~NO_WORDS

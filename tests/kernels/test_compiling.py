@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.gpu_checks import CUDA, assert_same, make, poison, skip_without
+from support.gpu_checks import CUDA, assert_same, make, poison, skip_without, uneven
 from torch import Tensor, fx, nn
 
 from twell.kernels import compiling
@@ -24,9 +24,9 @@ given: list[bool] = []  # of each call of `op`, whether it was given something t
 def op() -> Iterator[Callable[..., None]]:
     """An op with the arguments of the hopper kernel's that matter here, on the CPU: y = relu(x), plus what is added."""
     library = torch.library.Library("twell_test", "DEF")
-    library.define("ffn(Tensor x, Tensor(a!) y, Tensor? added, bool planned) -> ()")
+    library.define("ffn(Tensor x, Tensor(a!) y, Tensor? added) -> ()")
 
-    def run(x: Tensor, y: Tensor, added: Tensor | None, planned: bool) -> None:
+    def run(x: Tensor, y: Tensor, added: Tensor | None) -> None:
         given.append(added is not None)
         y.copy_(x.relu() if added is None else x.relu() + added)
 
@@ -36,9 +36,9 @@ def op() -> Iterator[Callable[..., None]]:
     library._destroy()
 
 
-def ffn(x: Tensor, planned: bool = False) -> Tensor:
+def ffn(x: Tensor) -> Tensor:
     y = torch.empty(x.shape, dtype=x.dtype)
-    torch.ops.twell_test.ffn(x, y, None, planned)
+    torch.ops.twell_test.ffn(x, y, None)
     return y
 
 
@@ -87,7 +87,6 @@ LEFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "scaled": lambda x, r: torch.add(r, ffn(x), alpha=2),
     "another dtype": lambda x, r: r.double() + ffn(x),
     "not contiguous": lambda x, r: r.t().contiguous().t() + ffn(x),
-    "a plan": lambda x, r: r + ffn(x, True),
     "a product": lambda x, r: r * ffn(x),
 }
 
@@ -150,10 +149,10 @@ def test_it_is_known_by_name_where_the_package_is_installed() -> None:
 
 
 def added_to(params: FFNParams, added: Tensor | None) -> Tensor:
-    """Run a call without a plan on memory of NaN, and return y."""
+    """Run a call on memory of NaN, and return y."""
     poison()
     y, stats = gpu.results(params, in_full=True)
-    workspace = hopper.HopperWorkspace(params.n, len(params.w_gate), params.x.dtype, params.x.device, planned=False)
+    workspace = hopper.HopperWorkspace(params.n, len(params.w_gate), params.x.dtype, params.x.device)
     hopper.launch(params, slice(0, params.n), workspace, y, stats, added=added)
     return y
 
@@ -161,12 +160,13 @@ def added_to(params: FFNParams, added: Tensor | None) -> Tensor:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_kernels_add_to_what_they_have_rounded(dtype: torch.dtype) -> None:
-    """On each path without a plan, in rows that are not finite too, and from an address that they cannot read."""
+    """On each path, in rows that are not finite too, and from an address that they cannot read."""
     skip_without(hopper)
     counts: dict[str, Any] = {"probes": "counts", "layout": None, "want_packed": False}
-    for gated, d_model, d_ff, quiet in ((True, 2048, 5632, 90), (True, 192, 1000, 12), (False, 1000, 392, -40), (False, 264, 8192, 8)):
-        for n in (1, 8, 9, 16, 17, 33, 64, 65, 300, 1000, 2048):
-            params = make(n, d_model, d_ff, quiet, gated=gated, bias=True, dtype=dtype, **counts)
+    shapes = (make, True, 2048, 5632, 90), (uneven, True, 192, 5632, 12), (make, False, 1000, 392, -40), (uneven, False, 264, 8192, 8)
+    for kind, gated, d_model, d_ff, quiet in shapes:
+        for n in (1, 8, 9, 16, 17, 33, 64, 65, 300, 1000, 2048, 2500, 9000):
+            params = kind(n, d_model, d_ff, quiet, gated=gated, bias=True, dtype=dtype, **counts)
             params.x[n // 2, 3] = float("nan")
             more = torch.randn(n * d_model + 1, device=CUDA, dtype=torch.float32).mul_(100).to(dtype)
             alone = added_to(params, None)
@@ -175,30 +175,20 @@ def test_kernels_add_to_what_they_have_rounded(dtype: torch.dtype) -> None:
                 assert_same(f"y {gated, d_model, d_ff, n, begin}", added_to(params, added), alone + added)
 
 
-@pytest.mark.gpu
-def test_a_plan_takes_nothing_to_add() -> None:
-    skip_without(hopper)
-    params = make(9, 64, 512, 4, probes="counts", layout=None, want_packed=False)
-    y, stats = gpu.results(params, in_full=True)
-    workspace = hopper.HopperWorkspace(9, 512, params.x.dtype, params.x.device, planned=True)
-    with pytest.raises(RuntimeError, match="added: expected none in a call with a plan"):
-        hopper.launch(params, slice(0, 9), workspace, y, stats, added=params.x)
-
-
 class Residual(nn.Module):
-    """What a decoder layer does with its FFN: the residual is written by the launch before."""
+    """What a decoder layer does with its FFN; the launch before writes the residual."""
 
     def __init__(self, ffn: SparseFFN) -> None:
         super().__init__()
         self.ffn = ffn
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
-        r = r * 2
-        return r + self.ffn(x + r) + 1
+        r = r + x
+        return r + self.ffn(r * 2)
 
 
 @pytest.mark.gpu
-def test_a_compiled_module_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_module_gives_the_bits_of_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without(hopper)
     weights = (torch.randn(3, 1000, 192, device=CUDA) / 10).bfloat16()
     block = Residual(SparseFFN(weights[0], weights[1], weights[2].t(), kernel="hopper", probe=Probe(probes="counts")))
@@ -206,10 +196,9 @@ def test_a_compiled_module_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) 
     add = compiling.add_in_kernels
     monkeypatch.setattr(compiling, "add_in_kernels", lambda traced: moved.append(add(traced)))
     torch.compiler.reset()
-    usual = torch.compile(block, dynamic=False, fullgraph=True)
-    ours = torch.compile(block, dynamic=False, fullgraph=True, backend=compiling.twell)
+    compiled = torch.compile(block, dynamic=False, fullgraph=True, backend=compiling.twell)
     with torch.inference_mode():
         for n in (1, 16, 40, 500):
             x, r = torch.randn(2, n, 192, device=CUDA, dtype=torch.bfloat16)
-            assert_same(f"y of {n}", ours(x, r), usual(x, r))
+            assert_same(f"y of {n}", compiled(x, r), block(x, r))
     assert moved == [1] * 4

@@ -41,7 +41,7 @@ struct Arguments {
   WorkspaceTensor workspace;
   Tensor y, finite;   // [n, d_model]; bool [n]
   Maybe nnz_used;     // int32 [n], zeros: with a ReLU on the up branch too, how many products are not zero
-  Maybe added;        // [n, d_model], contiguous, of a call without a plan: is added to y once that is rounded, as a residual is
+  Maybe added;        // [n, d_model], contiguous: is added to y once that is rounded, as a residual is
   int64_t row, rows;  // the rows of this pass, of n: how many, from which on
   bool planned;       // whether this many rows have an order and a plan
   int64_t stages;
@@ -93,7 +93,6 @@ void ffn(Arguments a) {
   const DeviceGuard guard(a.tensors.x.get_device_index());
   const FfnTensors tensors = a.tensors.readable();
   a.added = aligned(a.added);
-  if (a.added && a.planned) throw std::runtime_error("added: expected none in a call with a plan");
   const Ffn f = ffn_of(a, tensors);
   const StageSet stages{a.stages};
   const cudaStream_t stream = stream_of(tensors.x);

@@ -73,7 +73,7 @@ struct Ffn {
   float* parts;  // [kParts, 32, 256, 4]: the sums so far of a task of `down` that a CTA does not finish, by thread
   int* part_ready;       // [kParts, kPartWarps]: 1 once a warp's part is written
   void* y;               // [rows, d_model]
-  const void* added;     // [rows, d_model] or null: is added to y once that is rounded. In calls without a plan
+  const void* added;     // [rows, d_model] or null: is added to y once that is rounded.
   uint8_t* finite;       // [rows]: 1, or 0 for a row that is not finite; written by the plan, and again by `up`
   int* nnz;  // [rows] or null: how many neurons a row fires; 0 for a row that is not finite. Written with `finite`
 

@@ -72,25 +72,31 @@ __device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles, kNe
   }
 }
 
-// Adds what the cluster's CTAs have sent, in order of rank, and writes this CTA's outputs. Rows that are not finite have sums
+// Adds what the cluster's CTAs send, in order of rank, and writes this CTA's outputs. Rows that are not finite have sums
 // that are NaN.
 template <typename T, int kTiles, int kNeurons>
-__device__ __forceinline__ void write_rows16_outputs(const typename Rows16Down<kTiles, kNeurons>::Shared& s, const Ffn& f,
-                                                     int out0, int rank, int thread) {
+__device__ __forceinline__ void write_rows16_outputs(typename Rows16Down<kTiles, kNeurons>::Shared& s, const Ffn& f, int out0,
+                                                     int rank, int thread) {
+  constexpr int kPairs = kRows16Share / 2;
+  static_assert(kRows16Max * kPairs <= kRows16Threads);  // a pair of outputs to a thread
   const T* bias = static_cast<const T*>(f.b_down);
-  for (int i = thread; i < f.rows * (kRows16Share / 2); i += kRows16Threads) {
-    const int row = i / (kRows16Share / 2), place = 2 * (i % (kRows16Share / 2)),
-              out = out0 + rank * kRows16Share + place;
-    if (out >= f.d_model) continue;
-    float2 sum = bias != nullptr ? make_float2(static_cast<float>(bias[out]), static_cast<float>(bias[out + 1]))
-                                 : make_float2(0.f, 0.f);
-#pragma unroll
-    for (int r = 0; r < kRows16Splits; ++r) {
-      const float2 part = *reinterpret_cast<const float2*>(&s.parts[r][row][place]);
-      sum.x += part.x, sum.y += part.y;
-    }
-    store_outputs_of<T>(f, row, out, round_pair<T>(sum.x, sum.y));
+  const int row = thread / kPairs, place = 2 * (thread % kPairs), out = out0 + rank * kRows16Share + place;
+  const bool writes = row < f.rows && out < f.d_model;
+  uint32_t added = 0;
+  if (f.added != nullptr) {
+    wait_for_launches();  // for the gate's, which has waited for the one that wrote it
+    if (writes) added = added_to<uint32_t>(f, row, out);
   }
+  float2 sum = bias != nullptr && writes ? make_float2(static_cast<float>(bias[out]), static_cast<float>(bias[out + 1]))
+                                         : make_float2(0.f, 0.f);
+  barrier_wait(&s.sent, 0);
+  if (!writes) return;
+#pragma unroll
+  for (int r = 0; r < kRows16Splits; ++r) {
+    const float2 part = *reinterpret_cast<const float2*>(&s.parts[r][row][place]);
+    sum.x += part.x, sum.y += part.y;
+  }
+  store_with<T>(f, row, out, added, round_pair<T>(sum.x, sum.y));
 }
 
 // Writes which rows are finite and, if requested, how many neurons each fires. The rows are divided among CTAs; a CTA's
@@ -273,8 +279,6 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
   __syncthreads();
   send_rows16_sums<kTiles, kNeurons>(s, rings, f.rows, rank, thread);
   write_rows16_results(f, space, nnz, cta, warp, lane);
-  if (f.added != nullptr) wait_for_launches();  // the gate's has waited for the one that wrote it
-  barrier_wait(&s.sent, 0);
   write_rows16_outputs<T, kTiles, kNeurons>(s, f, out0, rank, thread);
   wait_for_launches();  // so that this does not end before the launch before, which the next one does not wait for
 }

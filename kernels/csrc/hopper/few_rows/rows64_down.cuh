@@ -144,16 +144,25 @@ __device__ __forceinline__ void consume_rows64_down(Stages& ring, const Ffn& f, 
   }
 }
 
-// Adds what the cluster's warpgroups have sent, in order, and writes this CTA's outputs, NaN in rows that are not
-// finite.
+// Adds what the cluster's warpgroups have sent once all have, in order, and writes this CTA's outputs, NaN in rows that are
+// not finite.
 template <typename T, int kSplits>
 __device__ __forceinline__ void write_rows64_outputs(const Ffn& f, typename DownSpace<kSplits>::Parts parts, const uint32_t* broken,
                                                      int out0, uint32_t rank) {
-  constexpr int kShare = DownSpace<kSplits>::kShare;
+  constexpr int kShare = DownSpace<kSplits>::kShare, kPairs = kShare / 2, kAll = kDownConsumers + kDownProducers;
+  constexpr int kEach = (kRows64Max * kPairs + kAll - 1) / kAll;  // pairs of outputs to a thread
   const T* bias = static_cast<const T*>(f.b_down);
-  for (int i = threadIdx.x; i < f.rows * (kShare / 2); i += kDownConsumers + kDownProducers) {
-    const int row = i / (kShare / 2), place = 2 * (i % (kShare / 2)), out = out0 + rank * kShare + place;
-    if (out >= min(out0 + kDownOutputs, f.d_model)) continue;
+  const auto each = [&](auto run) {  // run(pair, row, its place in a share, output)
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int at = threadIdx.x + i * kAll, row = at / kPairs, place = 2 * (at % kPairs), out = out0 + rank * kShare + place;
+      if (row < f.rows && out < min(out0 + kDownOutputs, f.d_model)) run(i, row, place, out);
+    }
+  };
+  uint32_t added[kEach];
+  each([&](int i, int row, int, int out) { added[i] = added_to<uint32_t>(f, row, out); });
+  cluster_sync();
+  each([&](int i, int row, int place, int out) {
     float2 sum = bias != nullptr ? make_float2(static_cast<float>(bias[out]), static_cast<float>(bias[out + 1]))
                                  : make_float2(0.f, 0.f);
 #pragma unroll
@@ -161,8 +170,8 @@ __device__ __forceinline__ void write_rows64_outputs(const Ffn& f, typename Down
       const float2 part = *reinterpret_cast<const float2*>(&parts[r][row][place]);
       sum.x += part.x, sum.y += part.y;
     }
-    store_outputs_of<T>(f, row, out, broken[row / 32] >> (row & 31) & 1 ? kNanPair : round_pair<T>(sum.x, sum.y));
-  }
+    store_with<T>(f, row, out, added[i], broken[row / 32] >> (row & 31) & 1 ? kNanPair : round_pair<T>(sum.x, sum.y));
+  });
 }
 
 template <typename T, int kSplits>
@@ -214,7 +223,6 @@ __global__ void __launch_bounds__(kDownConsumers + kDownProducers)
   } else {
     consume_rows64_down<T, kSplits>(ring, f, list, size, parts, group, rank);
   }
-  cluster_sync();
   write_rows64_outputs<T, kSplits>(f, parts, broken, out0, rank);
 }
 

@@ -8,6 +8,7 @@
 
 #include "hopper/gather.cuh"
 #include "hopper/many_rows/down_schedule.cuh"
+#include "hopper/output.cuh"
 
 namespace twell::hopper {
 
@@ -192,6 +193,29 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
   async_wait();
 }
 
+// Adds what the call adds to a warp's 16 rows of a task, which lie in `out`, a chunk of 16 bytes of each row to a lane.
+// place(row, chunk): where
+template <typename T, typename Place>
+__device__ __forceinline__ void add_to_staged(unsigned char* out, const Ffn& f, const DownPiece& task, int lane, Place place) {
+  static_assert(kTileN == 8 * 32);
+  constexpr int kAtOnce = 8;  // rows
+  const int column = task.n0 + 8 * lane;
+#pragma unroll
+  for (int first = 0; first < kOutRows; first += kAtOnce) {
+    uint4 added[kAtOnce] = {};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int row = __shfl_sync(~0u, task.looked_up, first + i);
+      if (row < f.rows && column < f.d_model) added[i] = added_to<uint4>(f, row, column);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      uint4& values = *reinterpret_cast<uint4*>(out + place(first + i, lane));
+      values = add_pairs<T>(values, added[i]);
+    }
+  }
+}
+
 template <typename T>
 __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& y_map, const Ffn& f, Shared& s,
                                             const DownPiece& task, const Consumer& c, const bool (&row_finite)[2]) {
@@ -218,18 +242,20 @@ __device__ __forceinline__ void finish_down(float (&d)[128], const CUtensorMap& 
       if (!row_finite[i / 2 % 2]) d[i] = __int_as_float(0x7fffffff);  // NaN
   }
   const Corner corner(c.lane);
-  const auto write = [&](auto place) {  // place(chunk of 16 bytes)
+  const auto write = [&](auto place) {  // place(row, chunk of 16 bytes)
 #pragma unroll
     for (int j = 0; j < kTileN / 8; j += 2)
-      store_matrices(out + place(j + corner.chunk), round_pair<T>(d[4 * j], d[4 * j + 1]),
+      store_matrices(out + place(corner.row, j + corner.chunk), round_pair<T>(d[4 * j], d[4 * j + 1]),
                      round_pair<T>(d[4 * j + 2], d[4 * j + 3]), round_pair<T>(d[4 * j + 4], d[4 * j + 5]),
                      round_pair<T>(d[4 * j + 6], d[4 * j + 7]));
+    if (f.added == nullptr) return;
+    __syncwarp();
+    add_to_staged<T>(out, f, task, c.lane, place);
   };
   if (consecutive)
-    write(
-        [&](int chunk) { return chunk / 8 * (kOutRows * 128) + corner.row * 128 + (((chunk ^ corner.row) & 7) << 4); });
+    write([](int row, int chunk) { return chunk / 8 * (kOutRows * 128) + row * 128 + (((chunk ^ row) & 7) << 4); });
   else
-    write([&](int chunk) { return corner.row * kOutPitch + chunk * 16; });
+    write([](int row, int chunk) { return row * kOutPitch + chunk * 16; });
   fence_async_proxy();
   __syncwarp();
   if (consecutive) {
@@ -265,6 +291,8 @@ __device__ __forceinline__ void consume_down(const CUtensorMap& y_map, const Ffn
         const int row = __shfl_sync(~0u, task.looked_up, c.lane / 4 + 8 * h);
         row_finite[h] = row >= f.rows || f.finite[row];
       }
+      if (f.added != nullptr && c.lane < kOutRows && task.looked_up < f.rows)
+        prefetch_bulk(static_cast<const T*>(f.added) + static_cast<int64_t>(task.looked_up) * f.d_model + task.n0, min(kTileN, f.d_model - task.n0) * 2);
     };
     if (task.end == task.first) read_ahead();
     if (shares.paired())

@@ -188,7 +188,7 @@ __device__ __forceinline__ void store_outputs(float (&d)[kOut / 2], unsigned cha
     if (row >= rows || own + 8 * chunk >= kOut || out >= f.d_model) continue;
     uint4 values = *reinterpret_cast<const uint4*>(staging + row * kPitch + chunk * 16);
     if (nonfinite[row / 32] >> (row & 31) & 1) values = make_uint4(kNanPair, kNanPair, kNanPair, kNanPair);
-    store_outputs_of<T>(f, m0 + row, out, values);
+    store_with<T>(f, m0 + row, out, added_to<uint4>(f, m0 + row, out), values);
   }
 }
 

@@ -110,7 +110,7 @@ __device__ __forceinline__ void store_warp_outputs(float (&d)[kOut / 2], unsigne
       if (m0 + low + row >= f.rows || out >= f.d_model) continue;
       uint4 values = *reinterpret_cast<const uint4*>(staging + row * kRowBytes + i % 8 * 16);
       if (nonfinite[(low + row) / 32] >> (low + row & 31) & 1) values = make_uint4(kNanPair, kNanPair, kNanPair, kNanPair);
-      store_outputs_of<T>(f, m0 + low + row, out, values);
+      store_with<T>(f, m0 + low + row, out, added_to<uint4>(f, m0 + low + row, out), values);
     }
   }
 }
