@@ -14,6 +14,7 @@ nothing.
 
     probe = Probe(probes="counts", on_stats=lambda layer, x, stats: counts.append(stats.nnz))
     block.mlp = SparseFFN.gated(mlp.gate_proj, mlp.up_proj, mlp.down_proj, layer=3, probe=probe)
+    compiled = torch.compile(model, backend="twell")  # for a model that reports to no callback; see calls/compiling.py
     block.mlp.down_proj = CountedMap(block.mlp.down_proj, d_model, d_ff, threshold=0.01, layer=3, probe=probe)
 """
 
@@ -27,10 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from twell.kernels.backends.reference import ACTIVATION, count, count_dense
+from twell.kernels.calls.prepared import Prepared
 from twell.kernels.dispatch import KERNELS, Choice, choose, prepare, run
 from twell.kernels.layout import Layout
 from twell.kernels.params import FFNParams, Requirements
-from twell.kernels.prepared import Prepared
 from twell.kernels.stats import Stats
 
 LinearLike = nn.Module | Tensor  # a module with `weight` and perhaps `bias`, or the weight alone

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twell.kernels import whole_calls
 from twell.kernels.autograd import ffn_forward
 from twell.kernels.backends import hopper_backward, hopper_compact
+from twell.kernels.calls import whole_calls
 from twell.kernels.dispatch import Choice
 from twell.kernels.params import DTYPES, PLAIN_NAMES
 

@@ -16,7 +16,7 @@ WHOLE = "whole_|generate_|step_"  # operations of a whole model in the table `be
 SIDES = ("dense", "sparse")
 MEANINGS = {
     "whole": "a forward pass without the head.",
-    "compiled": "both sides by torch.compile, layer by layer.",
+    "compiled": "both sides by torch.compile, layer by layer, with the backend `twell`.",
     "generate": "prompts and generated tokens in transformers' own loop. The host sets its pace, so its turns differ "
     "much.",
     "graphed": "the same with fixed addresses, steps compiled (but with --no-compile) and, on a GPU, replayed from a "

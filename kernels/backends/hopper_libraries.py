@@ -26,7 +26,7 @@ SOURCES = {  # and the flags that each depends on
     "many_rows/down": (),
     "few_rows/launch": (RELU2, UP_RELU),
     "mid_rows/launch": (RELU2, UP_RELU),
-    "probes": (),
+    "probes/probes": (),
 }
 
 

@@ -27,7 +27,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"layout", "build"},
         {"params", "stats", "strongest", "predictions"},
         {"backends"},
-        {"dispatch", "autograd", "prepared", "whole_calls"},
+        {"dispatch", "autograd", "calls"},
         {"ops", "training"},
         {"modules"},
         {"benchmark"},

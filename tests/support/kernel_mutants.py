@@ -35,6 +35,7 @@ from twell.kernels.backends import hopper_backward, hopper_libraries
 MUTANTS = [*mutated_backward.MUTANTS, *mutated_forward.MUTANTS]  # numbered from 1, in this order
 LIMIT = 120  # seconds
 HOPPER, OPTIONS = "tests/kernels/hopper", "tests/kernels/backends/test_training_options.py"
+ADDED = "tests/kernels/calls/test_compiling.py"
 DENSE = f"{HOPPER}/test_training_dense.py"
 ONE_WAY = "not whole and not streams and not graph and not full_size"  # from Python to the same launches
 # Which tests are to catch faults of a file, the first that fits: arguments of pytest.
@@ -55,23 +56,28 @@ TESTS = {
         f"not worst and not repeated and {ONE_WAY}",
     ),
     "activation.cuh": (f"{HOPPER}/test_training_compact.py", OPTIONS, "-k", ONE_WAY),
+    "output.cuh": (ADDED, "-k", "kernels_add"),
     "few_rows/": (
         f"{HOPPER}/test_few_rows.py",
+        ADDED,
         "-k",
-        "pairs or each_way or density or in_turns or spoils",
+        "kernels_add or pairs or each_way or density or in_turns or spoils",
     ),
     "mid_rows/": (
         f"{HOPPER}/test_mid_rows.py",
         f"{HOPPER}/test_activations.py",
+        ADDED,
         "-k",
-        "narrow or edges or density or past_the_last or all_but_one or silent or shares_that_begin",
+        "kernels_add or narrow or edges or density or past_the_last or all_but_one or silent or shares_that_begin",
     ),
     "many_rows/": (
         f"{HOPPER}/test_down_schedule.py",
         f"{HOPPER}/test_gate.py",
         f"{HOPPER}/test_dense_tiles.py",
+        ADDED,
         "-k",
-        "tasks or weights_larger or even_tiles or even_windows or uneven_tiles or all_fires or only_the_up",
+        "kernels_add or tasks or weights_larger or even_tiles or even_windows or uneven_tiles or all_fires or "
+        "only_the_up",
     ),
     "keep.cu": (
         f"{HOPPER}/test_training.py",

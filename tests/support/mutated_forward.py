@@ -36,8 +36,11 @@ MUTANTS: list[Mutant] = [
         ("task.out == 0", "task.out == 1"),
         ("first + i % 8 * 8", "first"),
         ("static_cast<float>(bias[out])", "0.f"),
+        ("added_to<uint4>(f, m0 + low + row, out)", "added_to<uint4>(f, m0 + row, out)"),
         folder=MID_ROWS,
     ),
+    *faults_of("down.cuh", ("added_to<uint4>(f, m0 + row, out)", "added_to<uint4>(f, row, out)"), folder=MID_ROWS),
+    *faults_of("output.cuh", ("add_pairs<T>(values, added)", "values"), folder="hopper/"),
     *faults_of(
         "rows16_pairs.cuh",
         ("rows != 0 && at < kRows16Pairs", "rows != 0 && at < kRows16Pairs - 1"),
@@ -76,6 +79,7 @@ MUTANTS: list[Mutant] = [
         ("nan[n] != 0", "false"),
         ("s.broken >> row & 1 ? NAN : 0.f", "0.f"),
         ("broken |= marks[j]", "broken |= 0u"),
+        ("added_to<uint32_t>(f, row, out)", "added_to<uint32_t>(f, row, out0)"),
         folder=FEW_ROWS,
     ),
     *faults_of(
@@ -90,6 +94,8 @@ MUTANTS: list[Mutant] = [
         ("task.is_whole() ? turned : 0", "turned"),
         ("(half + n) * (kTileK * 2)", "n * (kTileK * 2)"),
         ("task.n0 + half + n", "task.n0 + n"),
+        ("row < f.rows && column < f.d_model", "row < f.rows && column + 8 < f.d_model"),
+        ("__shfl_sync(~0u, task.looked_up, first + i)", "__shfl_sync(~0u, task.looked_up, i)"),
         folder=MANY_ROWS,
     ),
     *faults_of(
@@ -99,7 +105,12 @@ MUTANTS: list[Mutant] = [
         folder=MANY_ROWS,
     ),
     *faults_of("rows64_load.cuh", ("(blockIdx.x + stages - kept) % stages", "blockIdx.x % stages"), folder=FEW_ROWS),
-    *faults_of("rows64_down.cuh", ("8 * j / kShare", "0"), folder=FEW_ROWS),
+    *faults_of(
+        "rows64_down.cuh",
+        ("8 * j / kShare", "0"),
+        ("added[i] = added_to<uint32_t>(f, row, out)", "added[0] = added_to<uint32_t>(f, row, out)"),
+        folder=FEW_ROWS,
+    ),
     *faults_of(
         "down_load.cuh",
         ("out0 + line_offset + 64 * i < d_model", "out0 + line_offset + 64 * (i + 1) < d_model"),

@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.fired_patterns import fired_by, patterns
 from support.gpu_training import errors, what_fits
 
-from twell.kernels import whole_calls
 from twell.kernels.backends import hopper_compact
 from twell.kernels.benchmark.synthetic import synthetic_ffn
 from twell.kernels.benchmark.training import dense_forward, step
+from twell.kernels.calls import whole_calls
 from twell.kernels.training import capacity_for, choose, train_gated_ffn
 
 D_MODEL, D_FF, NNZ, TURNS = 2048, 5632, (6.9, 18, 43, 69, 331, 2816), 20  # half of them: of random weights

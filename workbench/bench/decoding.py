@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from twell.kernels.benchmark.timing import TimedCall, graphed, start_timer
-from twell.workbench.bench.sides import DENSE, SPARSE, Sides
+from twell.workbench.bench.sides import DENSE, SPARSE, Sides, compiled_layer
 from twell.workbench.models.load import LoadedModel
 
 SPARE = 8  # positions of the cache beyond prompt and tokens, for the steps that compile and capture
@@ -81,7 +81,7 @@ class Decoder:
             CachedBlock(
                 block,
                 LayerCache(len(self._columns)),
-                torch.compile(block, dynamic=False, fullgraph=True) if compiled else block,
+                compiled_layer(block) if compiled else block,
             )
             for block in loaded.blocks
         ]

@@ -10,12 +10,14 @@ costs the host. Cost: a copy of w_down where a kernel holds it by neuron.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from twell.kernels.backends.reference import ACTIVATION
+from twell.kernels.calls import compiling
 from twell.kernels.modules import SparseFFN
 from twell.workbench.models.load import LoadedModel
 
@@ -74,3 +76,9 @@ class Sides:
         finally:
             for block, name, sparse, _ in self._holders:
                 setattr(block, name, sparse)
+
+
+def compiled_layer(block: nn.Module) -> Callable[..., Tensor]:
+    """Return a decoder layer compiled as both sides are: by the backend that lets an FFN's kernel add the residual."""
+    compiled: Callable[..., Tensor] = torch.compile(block, dynamic=False, fullgraph=True, backend=compiling.twell)
+    return compiled

@@ -1,8 +1,9 @@
 """Time a whole model with its dense FFN and with the sparse one: forward passes, generation, and a step of decoding.
 
 The idea: the dense side is the model as transformers runs it, with linear modules of its own; the sparse side counts
-nnz in every layer. Both run in turns in one process, eager, and compiled by torch.compile layer by layer. A step of
-decoding is replayed from a CUDA graph, with keys and values at fixed addresses.
+nnz in every layer. Both run in turns in one process, eager, and compiled layer by layer by torch.compile, with this
+package's backend: inductor, which the dense side gets as it is. A step of decoding is replayed from a CUDA graph, with
+keys and values at fixed addresses.
 
     twell bench path/to/model --whole --text book.txt --out runs/mine
 
@@ -32,7 +33,7 @@ from twell.workbench.bench.cases import ROWS, TEXT, filled_up
 from twell.workbench.bench.decoding import Decoder, generation_times, replaced
 from twell.workbench.bench.layer_inputs import text_ids, uniform_ids
 from twell.workbench.bench.options import BenchOptions, whole_numbers
-from twell.workbench.bench.sides import DENSE, SPARSE, Sides
+from twell.workbench.bench.sides import DENSE, SPARSE, Sides, compiled_layer
 from twell.workbench.bench.table import Sheet, commit
 from twell.workbench.doctor import device_name
 from twell.workbench.errors import UserError
@@ -158,7 +159,7 @@ def _run_passes(sides: Sides, case: WholeCase, compiled: bool, gauge: Gauge | No
 
     runs = {f"whole_{side}": (side, eager) for side in (DENSE, SPARSE)}
     if compiled:
-        blocks = [torch.compile(block, dynamic=False, fullgraph=True) for block in sides.loaded.blocks]
+        blocks = [compiled_layer(block) for block in sides.loaded.blocks]
 
         def by_layer() -> None:
             with replaced(body.layers, blocks):

@@ -117,7 +117,7 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(
     assert y.shape == x.shape
     assert sorted(seen.names) == ["empty"] * 4
     (arguments,) = given
-    assert len(arguments) == 17, "what is not asked for is not handed over"
+    assert len(arguments) == 18, "what is not asked for is not handed over"
     assert arguments[9] is y and arguments[1] is module.w_gate
     assert (arguments[-1] is None) == (probes == "none")
     with torch.inference_mode(), Seen() as seen:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.gpu_checks import plan_small_calls, poison, skip_without
 
-from twell.kernels import whole_calls
 from twell.kernels.backends import hopper, hopper_compact
+from twell.kernels.calls import whole_calls
 
 
 @pytest.fixture

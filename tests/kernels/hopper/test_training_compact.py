@@ -27,9 +27,9 @@ from support.gpu_training import (
     what_fits,
 )
 
-from twell.kernels import whole_calls
 from twell.kernels.backends import hopper_compact
 from twell.kernels.benchmark.synthetic import synthetic_ffn
+from twell.kernels.calls import whole_calls
 from twell.kernels.training import train_gated_ffn
 
 pytestmark = ON_HOPPER

@@ -24,9 +24,9 @@ from support.gpu_training import (
 )
 from torch import Tensor
 
-from twell.kernels import whole_calls
 from twell.kernels.backends import hopper_compact
 from twell.kernels.backends.hopper_compact import Room
+from twell.kernels.calls import whole_calls
 from twell.kernels.training import Trained, train_gated_ffn, train_plain_ffn
 
 pytestmark = ON_HOPPER

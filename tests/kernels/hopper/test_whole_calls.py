@@ -11,7 +11,8 @@ from support.gpu_training import NAMES, ON_HOPPER, made, ours
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from twell.kernels import training, whole_calls
+from twell.kernels import training
+from twell.kernels.calls import whole_calls
 from twell.kernels.training import Trained, train_gated_ffn
 
 pytestmark = ON_HOPPER

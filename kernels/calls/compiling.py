@@ -1,9 +1,9 @@
 """A backend of torch.compile that lets an FFN's kernel add the residual.
 
-A decoder layer adds its input to its FFN's output. That is a launch of its own where the FFN is an op that torch.compile
-cannot look into: 3 % of a step of decoding. The kernels can add it as they write. So this is inductor, after one change
-of what was traced: an addition that comes right after an FFN's op, and that alone reads its output, becomes an argument
-of the op. The sum's terms are rounded as in eager mode, so its bits are those of eager mode.
+A decoder layer adds its input to its FFN's output. torch.compile cannot look into the FFN's op, so that addition would
+be a launch of its own: 3 % of a step of decoding. The kernels can add as they write. So this is inductor, after one
+change of what was traced: an addition that comes right after an FFN's op, and that alone reads its output, becomes an
+argument of the op. The sum's terms are rounded as in eager mode, so its bits are those of eager mode.
 
     torch.compile(model, backend="twell")  # where this package is installed; elsewhere backend=compiling.twell
 
@@ -67,7 +67,12 @@ def _places(node: fx.Node) -> dict[str, int]:
 
 
 def _is_addition(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target in (operator.add, torch.add) and len(node.args) == 2 and not node.kwargs
+    return (
+        node.op == "call_function"
+        and node.target in (operator.add, torch.add)
+        and len(node.args) == 2
+        and not node.kwargs
+    )
 
 
 def _can_be_added(other: Any, y: fx.Node) -> bool:

@@ -12,8 +12,8 @@ import torch
 from support.gpu_checks import CUDA, assert_same, make, poison, skip_without, uneven
 from torch import Tensor, fx, nn
 
-from twell.kernels import compiling
 from twell.kernels.backends import gpu, hopper
+from twell.kernels.calls import compiling
 from twell.kernels.modules import Probe, SparseFFN
 from twell.kernels.params import FFNParams
 
@@ -126,7 +126,9 @@ def test_a_gradient_through_what_is_added_is_followed() -> None:
     assert traced == [0, 1]
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "max-autotune-no-cudagraphs"}, {"options": {"epilogue_fusion": False}}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"mode": "max-autotune-no-cudagraphs"}, {"options": {"epilogue_fusion": False}}], ids=str
+)
 def test_the_rest_is_inductor_with_the_same_options(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
     compile_graph = torch._inductor.compile
@@ -145,7 +147,7 @@ def test_it_is_known_by_name_where_the_package_is_installed() -> None:
     said = subprocess.run([sys.executable, "-c", names], capture_output=True, text=True, check=True).stdout
     if said.strip() == "[]":
         pytest.skip("twell is not installed here, but imported from its folder")
-    assert "twell.kernels.compiling:twell" in said
+    assert "twell.kernels.calls.compiling:twell" in said
 
 
 def added_to(params: FFNParams, added: Tensor | None) -> Tensor:
@@ -163,7 +165,12 @@ def test_kernels_add_to_what_they_have_rounded(dtype: torch.dtype) -> None:
     """On each path, in rows that are not finite too, and from an address that they cannot read."""
     skip_without(hopper)
     counts: dict[str, Any] = {"probes": "counts", "layout": None, "want_packed": False}
-    shapes = (make, True, 2048, 5632, 90), (uneven, True, 192, 5632, 12), (make, False, 1000, 392, -40), (uneven, False, 264, 8192, 8)
+    shapes = (
+        (make, True, 2048, 5632, 90),
+        (uneven, True, 192, 5632, 12),
+        (make, False, 1000, 392, -40),
+        (uneven, False, 264, 8192, 8),
+    )
     for kind, gated, d_model, d_ff, quiet in shapes:
         for n in (1, 8, 9, 16, 17, 33, 64, 65, 300, 1000, 2048, 2500, 9000):
             params = kind(n, d_model, d_ff, quiet, gated=gated, bias=True, dtype=dtype, **counts)

@@ -1,4 +1,4 @@
-#include "hopper/probes.cuh"
+#include "hopper/probes/probes.cuh"
 #include "hopper/tma_launch.cuh"
 
 namespace twell::hopper {

@@ -12,10 +12,11 @@ import torch
 from support.training_calls import COEFFICIENT
 from torch import Tensor
 
-from twell.kernels import training, whole_calls
+from twell.kernels import training
 from twell.kernels.backends import hopper_backward, reference_backward
 from twell.kernels.backends.hopper_compact import Room
 from twell.kernels.backends.reference_backward import Saved, Weights
+from twell.kernels.calls import whole_calls
 
 BF16 = torch.bfloat16
 N, D_MODEL, D_FF = 40, 16, 24
