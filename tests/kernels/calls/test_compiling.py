@@ -11,12 +11,20 @@ import pytest
 import torch
 from support.gpu_checks import CUDA, assert_same, make, poison, skip_without, uneven
 from torch import Tensor, fx, nn
+from transformers import LlamaConfig, LlamaModel
 
 from twell.kernels.backends import gpu, hopper
 from twell.kernels.calls import compiling
+from twell.kernels.dispatch import Kernel
 from twell.kernels.modules import Probe, SparseFFN
 from twell.kernels.params import FFNParams
 
+STAND_IN = "hopper_stand_in_ffn"
+REST = (  # of its schema
+    "Tensor? b_gate, Tensor? b_up, Tensor? b_down, Tensor(a!) workspace, SymInt[] offsets, Tensor(b!) y, "
+    "Tensor(c!) finite, Tensor(d!)? nnz_used, Tensor? added, SymInt row, SymInt rows, bool planned, int stages, "
+    "Tensor(nnz!)? nnz) -> ()"
+)
 given: list[bool] = []  # of each call of `op`, whether it was given something to add
 
 
@@ -140,6 +148,42 @@ def test_the_rest_is_inductor_with_the_same_options(options: dict[str, Any], mon
     monkeypatch.setattr(torch._inductor, "compile", spy)
     check(TAKEN["a residual"], True, backend=compiling.twell, **options)
     assert seen == [torch._TorchCompileInductorWrapper(options.get("mode"), options.get("options"), None).config]
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_every_layer_of_a_model_of_transformers(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As their decoder layers add the residual, with an op in the place of the hopper kernel's."""
+    library = torch.library.Library("twell", "FRAGMENT")
+    library.define(f"{STAND_IN}(Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, {REST}")
+
+    def run(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *others: Any) -> None:
+        y, added = others[5], others[8]
+        given.append(added is not None)
+        y.copy_(((x @ w_gate.t()).relu() * (x @ w_up.t())) @ w_down.t())
+        if added is not None:
+            y.add_(added)
+
+    library.impl(STAND_IN, run, "CPU")
+    torch.library.register_fake(f"twell::{STAND_IN}", lambda *_: None, lib=library)
+    kernels = {"hopper": Kernel(hopper.run, lambda *_: None, "a test", down_by_neuron=True)}
+    monkeypatch.setattr(hopper, "loaded_op", lambda *_: STAND_IN)
+    monkeypatch.setattr("twell.kernels.dispatch.KERNELS", kernels)
+    monkeypatch.setattr("twell.kernels.modules.KERNELS", kernels)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_hidden_layers": 3}
+    model = LlamaModel(LlamaConfig(vocab_size=50, hidden_act="relu", **sizes)).bfloat16()
+    for layer in model.layers:
+        mlp: Any = layer.mlp
+        layer.mlp = SparseFFN.gated(mlp.gate_proj, mlp.up_proj, mlp.down_proj, kernel="hopper")
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend=plain)
+    with torch.inference_mode():
+        for length in (5, 7):
+            ids = torch.arange(2 * length).view(2, length)
+            expected = model(ids).last_hidden_state
+            given.clear()
+            assert_same("hidden", compiled(ids).last_hidden_state, expected)
+            assert given == [True] * 3
+    library._destroy()
 
 
 def test_it_is_known_by_name_where_the_package_is_installed() -> None:
