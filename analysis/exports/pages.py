@@ -17,7 +17,7 @@ from twell.workbench.run import schema
 from twell.workbench.run.store import open_run
 
 RECORDED = "h200-8x2048"
-WIDE = "h100-28x2048"  # whose whole model was timed
+WIDE = "h200-28x2048"  # whose whole model was timed
 
 
 def folder() -> Path:

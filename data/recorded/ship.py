@@ -1,6 +1,6 @@
 """Turn a captured run into one that ships with the package: at most 4 MB, in data/recorded.
 
-    python data/recorded/ship.py runs/wide data/recorded/h100-28x2048              its summaries, timings and bench
+    python data/recorded/ship.py runs/wide data/recorded/h200-28x2048              its summaries, timings and bench
     python data/recorded/ship.py runs/text data/recorded/h200-8x2048-text --rows   all its rows too, to be looked at
 
 With --rows the text can be read from the run, so it must be the package's own:
@@ -8,7 +8,7 @@ With --rows the text can be read from the run, so it must be the package's own:
     twell capture MODEL --text builtin:passages --text builtin:python-docs --tokens 24000 --examples 2 --fired all \
         --out runs/text
 
-The wide run is of a model that was trained for a minute, on text that does not ship, on one H100:
+The wide run is of a model that was trained for a minute, on text that does not ship, on one H200:
 
     twell train --config paper-28x2048 --l1 1e-3 --text train.txt.zst --out paper-28x2048 --minutes 1
     twell capture paper-28x2048 --text heldout.txt.zst --examples 2 --out runs/wide
