@@ -1,42 +1,48 @@
-"""Name in an answer what its run is used without: `open_run(path, without_damaged=True)`.
+"""What every question about a run has in common: it is asked of a run, and names what that is used without.
 
-Cost: nothing for a run that is used whole.
+Without: `open_run(path, without_damaged=True)`. Cost: nothing for a run that is used whole.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import pandas as pd
 
+from twell.workbench.errors import UserError
 from twell.workbench.run.checks.left_out import ATTRIBUTE
 from twell.workbench.run.store import Run
 
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
+FIRST = ("run", "runs")  # what questions call their first argument
 
 
 def named(question: Callable[P, Answer]) -> Callable[P, Answer]:
     """Return a question whose answers name what their runs are used without.
 
     question: takes a run first, or a list of runs; of its answers, DataFrames and dicts name it
+    It raises UserError for a path, or None, in the place of a run.
     """
+    first = next(iter(inspect.signature(question).parameters), "")
 
     @functools.wraps(question)
     def ask(*args: P.args, **kwargs: P.kwargs) -> Answer:
+        given: Any = args[0] if args else kwargs.get(first)
+        runs = given if isinstance(given, list | tuple) else [given]
+        for run in runs if first in FIRST else ():
+            if run is None or isinstance(run, str | os.PathLike):
+                kind = type(run).__name__
+                raise UserError(f"Expected a run, got a {kind}: open it first, as in open_run('runs/mine').")
         answer = question(*args, **kwargs)
-        runs: Any = args[0] if args else None
-        sentences = [run.left_out for run in ([runs] if isinstance(runs, Run) else _listed(runs)) if run.left_out]
+        sentences = [run.left_out for run in runs if isinstance(run, Run) and run.left_out]
         return _with(answer, " ".join(sentences)) if sentences else answer
 
     return ask
-
-
-def _listed(runs: Any) -> list[Run]:
-    """Return the runs in a list; none for anything else."""
-    return [run for run in runs if isinstance(run, Run)] if isinstance(runs, list | tuple) else []
 
 
 def _with(answer: Any, sentence: str) -> Any:

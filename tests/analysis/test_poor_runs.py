@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -105,12 +106,24 @@ def test_an_answer_or_a_reason(made: ModuleType, tmp_path: Path, kind: str) -> N
         assert not any(interval_columns(answered[name]) for name in OF_WHOLE_RUN)
 
 
-@pytest.mark.parametrize("name", ["by_layer", "by_token", "by_neuron", "by_position", "surprisal", "union_sizes"])
+OF_RUNS = {  # and what each calls its first argument
+    name: first
+    for name in analysis.__all__
+    if (first := next(iter(inspect.signature(getattr(analysis, name)).parameters), "")) in ("run", "runs")
+}
+
+
+@pytest.mark.parametrize("name", OF_RUNS)
 def test_what_is_no_run_is_refused(name: str) -> None:
     """A path in a run's place is the likeliest slip in a notebook."""
+    assert len(OF_RUNS) > 60
     for given in ("runs/mine", Path("runs/mine"), None):
-        with pytest.raises(UserError, match=rf"Expected a run, got a {type(given).__name__}: open it first"):
-            getattr(analysis, name)(given)
+        others = {"layer": 0, "token": 0, "neuron": 0, "tau": 0.1, "budget": 0.1}
+        taken = inspect.signature(getattr(analysis, name)).parameters
+        more = {key: value for key, value in others.items() if key in taken}
+        for value in (given, [given]) if OF_RUNS[name] == "runs" else (given,):
+            with pytest.raises(UserError, match=rf"Expected a run, got a {type(given).__name__}: open it first"):
+                getattr(analysis, name)(**{OF_RUNS[name]: value}, **more)
 
 
 def test_what_is_no_number_of_a_sequence_is_not_called_damage(small: Run) -> None:
