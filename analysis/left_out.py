@@ -28,14 +28,16 @@ def named(question: Callable[P, Answer]) -> Callable[P, Answer]:
     question: takes a run first, or a list of runs; of its answers, DataFrames and dicts name it
     It raises UserError for a path, or None, in the place of a run.
     """
-    first = next(iter(inspect.signature(question).parameters), "")
+    parameters = inspect.signature(question).parameters
+    first = next((name for name in parameters if name in FIRST), "")
+    needs_run = bool(first) and parameters[first].default is not None
 
     @functools.wraps(question)
     def ask(*args: P.args, **kwargs: P.kwargs) -> Answer:
         given: Any = args[0] if args else kwargs.get(first)
         runs = given if isinstance(given, list | tuple) else [given]
-        for run in runs if first in FIRST else ():
-            if run is None or isinstance(run, str | os.PathLike):
+        for run in runs if first else ():
+            if isinstance(run, str | os.PathLike) or (run is None and needs_run):
                 kind = type(run).__name__
                 raise UserError(f"Expected a run, got a {kind}: open it first, as in open_run('runs/mine').")
         answer = question(*args, **kwargs)

@@ -7,6 +7,8 @@ speedup is said of the layers and batches that were timed, with an interval over
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
@@ -30,6 +32,7 @@ from twell.analysis.claims.claim import (
 from twell.analysis.speed.contribution import gain_correlations, layer_gains
 from twell.analysis.speed.ffn_speedup import conditions
 from twell.analysis.speed.speedup import LEAST_BATCHES, WHOLE, geometric, model_speedup, pairs, speedup
+from twell.analysis.speed.whole_model import pass_on_text
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -42,36 +45,79 @@ LEAST_GAIN = 1.17  # dense over sparse time of the whole pass, of the first
 LARGEST = 0.30  # gain of the second report
 
 
-def _of_size(run: Run, least: float, words: str) -> dict[str, float]:
-    """Return model_speedup(run). Raise Missing if the model is smaller than those that the claim is about, or if the
-    reference kernel ran."""
-    timing = model_speedup(run)
-    refuse_incomparable(timing["comparable"], timing["note"])
+@dataclass(frozen=True)
+class Pass:
+    """The whole forward pass, dense over sparse time. low, high: 95 %, NaN where not known.
+
+    over: what was repeated, in the plural; how: what the ratio is of, in words; energy: a token's, sparse over dense,
+    NaN where not known, of so many readings; clause: what is said of the time that was saved, or nothing
+    """
+
+    ratio: float
+    low: float
+    high: float
+    repeats: int
+    over: str
+    how: str
+    device: str
+    where: str
+    energy: float
+    readings: int
+    clause: str = ""
+
+
+def _of_size(run: Run, least: float, words: str) -> Pass:
+    """Return how the whole pass was timed: over batches of the capture, or by the bench where those were too few.
+
+    Raise Missing if the model is smaller than those that the claim is about, or if the reference kernel ran.
+    """
+    timed = _timed(run)
     parameters = run.manifest.model.get("parameters") or 0
     if parameters < least:
         raise Missing(
-            f"The claim is of models of {words}; this one has {parameters:,}, and runs {timing['mean']:.2f} times "
-            "as "
-            f"fast as dense on {run.manifest.device}."
+            f"The claim is of models of {words}; this one has {parameters:,}, and runs {timed.ratio:.2f} times as fast "
+            f"as dense on {timed.device}."
         )
-    return timing
+    return timed
+
+
+def _timed(run: Run) -> Pass:
+    try:
+        batches = model_speedup(run)
+    except Missing:
+        batches = None
+    if batches is None or np.isnan(batches["mean_low"]):
+        try:
+            turns = pass_on_text(run)
+        except Missing:
+            turns = None
+        if turns is not None and turns["kernel"] != "reference":
+            how = f"ratio of medians of {turns['repeats']} turns a side; kernel {turns['kernel']}"
+            bounds = turns["mean"], turns["mean_low"], turns["mean_high"]
+            return Pass(*bounds, turns["repeats"], "turns", how, turns["device"], turns["where"], turns["energy"], 1)
+    timing = model_speedup(run) if batches is None else batches  # the former says what is missing
+    refuse_incomparable(timing["comparable"], timing["note"])
+    how = f"geometric mean of {int(timing['repeats'])} batches; kernel {timing['kernel']}"
+    bounds, readings = (timing["mean"], timing["mean_low"], timing["mean_high"]), int(timing["energy_repeats"])
+    where, clause = conditions(run, WHOLE[1]), _unexplained(run, timing)
+    return Pass(
+        *bounds, int(timing["repeats"]), "batches", how, run.manifest.device, where, timing["energy"], readings, clause
+    )
 
 
 def faster(run: Run) -> Answer:
     """Check that the whole forward pass runs at least 1.17 times as fast as dense."""
-    timing = _of_size(run, LARGE, "0.5 B parameters and more")
-    ratio, low, high = timing["mean"], timing["mean_low"], timing["mean_high"]
-    if np.isnan(low):
-        count = "1 batch was" if timing["repeats"] == 1 else f"{int(timing['repeats'])} batches were"
-        raise Missing(f"{count} timed whole, {timing['mean']:.2f} times as fast: an interval takes 3.")
-    unexplained = _unexplained(run, timing)
+    timed = _of_size(run, LARGE, "0.5 B parameters and more")
+    if np.isnan(timed.low):
+        count = "1 batch was" if timed.repeats == 1 else f"{timed.repeats} batches were"
+        raise Missing(f"{count} timed whole, {timed.ratio:.2f} times as fast: an interval takes 3.")
     return Answer(
-        f"the whole forward pass runs {ratio:.2f} times as fast, on {run.manifest.device}{unexplained}",
-        f"geometric mean of {int(timing['repeats'])} batches; kernel {timing['kernel']}, {conditions(run, WHOLE[1])}",
-        by_interval(low, high, LEAST_GAIN, 1),
-        f"the interval over batches lies above {LEAST_GAIN:g} times dense; above 1: in part; below 1: reversed; below "
-        f"{LEAST_GAIN:g}: does not hold",
-        between(low, high),
+        f"the whole forward pass runs {timed.ratio:.2f} times as fast, on {timed.device}{timed.clause}",
+        f"{timed.how}, {timed.where}",
+        by_interval(timed.low, timed.high, LEAST_GAIN, 1),
+        f"the interval over {timed.over} lies above {LEAST_GAIN:g} times dense; above 1: in part; below 1: reversed; "
+        f"below {LEAST_GAIN:g}: does not hold",
+        between(timed.low, timed.high),
     )
 
 
@@ -86,31 +132,29 @@ def _unexplained(run: Run, timing: dict[str, float]) -> str:
 
 def up_to_thirty(run: Run) -> Answer:
     """Check that the whole forward pass of a model of 1.5 B parameters runs at least 1.3 times as fast as dense."""
-    timing = _of_size(run, BILLION, "1.5 B parameters")
-    ratio, low, high = timing["mean"], timing["mean_low"], timing["mean_high"]
-    if np.isnan(low):
-        raise Missing(f"It runs {ratio:.2f} times as fast: an interval takes {LEAST_BATCHES} batches.")
+    timed = _of_size(run, BILLION, "1.5 B parameters")
+    if np.isnan(timed.low):
+        raise Missing(f"It runs {timed.ratio:.2f} times as fast: an interval takes {LEAST_BATCHES} batches.")
     return Answer(
-        f"the whole forward pass runs {ratio:.2f} times as fast, on {run.manifest.device}",
-        f"geometric mean of {int(timing['repeats'])} batches; {conditions(run, WHOLE[1])}",
-        by_interval(low, high, 1 + LARGEST, 1),
+        f"the whole forward pass runs {timed.ratio:.2f} times as fast, on {timed.device}",
+        f"{timed.how.partition(';')[0]}; {timed.where}",
+        by_interval(timed.low, timed.high, 1 + LARGEST, 1),
         f"the interval lies above {1 + LARGEST:g} times dense; above 1: in part; below 1: reversed; below "
         f"{1 + LARGEST:g}: does not hold",
-        between(low, high),
+        between(timed.low, timed.high),
     )
 
 
 def energy(run: Run) -> Answer:
     """Check that a token takes at least 11.8 % less energy than dense."""
-    timing = _of_size(run, LARGE, "0.5 B parameters and more")
-    if np.isnan(timing["energy"]):
+    timed = _of_size(run, LARGE, "0.5 B parameters and more")
+    if np.isnan(timed.energy):
         raise Missing("The device reported no power while the model was timed.")
-    n = int(timing["energy_repeats"])
-    saved = 1 - timing["energy"]
+    n, saved = timed.readings, 1 - timed.energy
+    of = ("batch" if n == 1 else "batches") if timed.over == "batches" else "window"
     return Answer(
         f"a token takes {100 * abs(saved):.0f} % {'more' if saved < 0 else 'less'} energy",
-        f"power times time, sparse over dense, n = {n} batch{'es' if n != 1 else ''} with a reading: "
-        f"{timing['energy']:.2f}; {conditions(run, WHOLE[1])}",
+        f"power times time, sparse over dense, n = {n} {of} with a reading: {timed.energy:.2f}; {timed.where}",
         HOLDS if saved >= ENERGY else IN_PART if saved > 0 else REVERSED if saved < 0 else FAILS,
         f"at least {100 * ENERGY:g} % less; less at all: in part; more: reversed",
         "none: one reading" if n == 1 else f"none: {n} readings, the median",

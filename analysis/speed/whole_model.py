@@ -7,6 +7,8 @@ Cost: 30 ms.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from twell.workbench.errors import Missing
@@ -23,6 +25,7 @@ MEANINGS = {
     "CUDA graph.",
     "step": "one such step, a token of each sequence.",
 }
+LEAST_TURNS = 7  # of each side, for an interval of 95 %: 2 * 2^(1 - 7) is 3 %
 SETTING = ["rows", "dtype", "device"]  # times are compared only if all of these are equal
 
 
@@ -49,6 +52,36 @@ def whole_model(run: Run) -> pd.DataFrame:
         "note": "apart: every turn of one side is faster than any of the other; elsewhere they do not tell which is",
     }
     return frame
+
+
+def pass_on_text(run: Run) -> dict[str, Any]:
+    """Return the times of the eager forward pass on text by `twell bench --whole`, with an interval. Keys:
+
+    dense_us, sparse_us (µs, medians of the turns); mean (their ratio), mean_low, mean_high (95 % and more, whatever the
+    times' distribution: the median of a side lies within n turns with probability 1 - 2^(1-n), so that from
+    LEAST_TURNS on the bounds by the ranges of both hold); energy (of a token: sparse over dense; NaN where it was not
+    measured); repeats (turns); kernel; device; where (rows and dtype, in words). Missing where it was not timed, or in
+    fewer turns.
+    """
+    frame = whole_model(run)
+    rows = frame[(frame["operation"] == "whole") & frame["case"].str.startswith("on text")]
+    rows = rows[rows["repeats"] >= LEAST_TURNS].sort_values("rows")
+    if rows.empty:
+        raise Missing(f"{run.name} holds no forward pass on text in {LEAST_TURNS} turns: twell bench MODEL --whole.")
+    row = rows.iloc[-1]
+    tokens = {end: (row[f"sparse_tokens_{end}"], row[f"dense_tokens_{end}"]) for end in ("low", "high")}
+    return {
+        "dense_us": row["dense_us"],
+        "sparse_us": row["sparse_us"],
+        "mean": row["speedup"],
+        "mean_low": tokens["low"][0] / tokens["high"][1],
+        "mean_high": tokens["high"][0] / tokens["low"][1],
+        "energy": 1 + row["energy_change"],
+        "repeats": int(row["repeats"]),
+        "kernel": row["kernel"],
+        "device": row["device"],
+        "where": f"{row['rows']:,} rows in twell bench, {row['dtype']}",
+    }
 
 
 def side_by_side(bench: pd.DataFrame) -> pd.DataFrame:

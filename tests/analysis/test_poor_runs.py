@@ -117,7 +117,8 @@ OF_RUNS = {  # and what each calls its first argument
 def test_what_is_no_run_is_refused(name: str) -> None:
     """A path in a run's place is the likeliest slip in a notebook."""
     assert len(OF_RUNS) > 60
-    for given in ("runs/mine", Path("runs/mine"), None):
+    default = inspect.signature(getattr(analysis, name)).parameters[OF_RUNS[name]].default
+    for given in ("runs/mine", Path("runs/mine"), *(() if default is None else (None,))):
         others = {"layer": 0, "token": 0, "neuron": 0, "tau": 0.1, "budget": 0.1}
         taken = inspect.signature(getattr(analysis, name)).parameters
         more = {key: value for key, value in others.items() if key in taken}

@@ -175,8 +175,8 @@ def test_energy_is_less_or_more(
     run: Run, monkeypatch: pytest.MonkeyPatch, joules: float, says: str, verdict: str
 ) -> None:
     """As much energy is not more, and what is more is not said as a negative saving."""
-    timing = {"energy": joules, "energy_repeats": 3}
-    monkeypatch.setattr(speed, "_of_size", lambda *_: timing)
+    timed = speed.Pass(1.2, 1.2, 1.2, 3, "batches", "a mean", "a device", "here", joules, 3)
+    monkeypatch.setattr(speed, "_of_size", lambda *_: timed)
     answer = energy(run)
     assert (answer.verdict, answer.says) == (verdict, f"a token takes {says} energy")
 

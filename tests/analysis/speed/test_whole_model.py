@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from twell.analysis import whole_model
-from twell.analysis.speed.whole_model import meanings
+from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, UNTOLD
+from twell.analysis.claims.speed import energy, faster, up_to_thirty
+from twell.analysis.speed.whole_model import meanings, pass_on_text
 from twell.workbench.bench.table import Sheet
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run, open_run
@@ -97,3 +99,40 @@ def test_devices_and_other_models_are_not_mixed(run: Run) -> None:
 def test_a_run_without_whole_models_says_how_to_time_them(run: Run) -> None:
     with pytest.raises(Missing, match=r"twell bench MODEL --whole --out RUN"):
         whole_model(run)
+
+
+def test_a_pass_on_text_has_an_interval_from_seven_turns_on(run: Run) -> None:
+    """By the ranges of both sides: the shortest of one over the longest of the other."""
+    for turns, uniform in ((6, False), (7, True), (7, False)):
+        more = {"repeats": turns} | ({"case": "whole model on uniform ids, 64 rows"} if uniform else {})
+        rows = measured("whole_dense", (300.0, 290.0, 310.0), 4.0, **more)
+        with pytest.raises(Missing, match="holds no"):
+            pass_on_text(open_run(run.path))
+        Sheet(run.path).add(rows + measured("whole_sparse", (200.0, 190.0, 210.0), 3.0, **more))
+    timed = pass_on_text(open_run(run.path))
+    assert timed["repeats"] == 7 and timed["mean"] == 1.5 and timed["energy"] == 0.75
+    assert (timed["mean_low"], timed["mean_high"]) == pytest.approx((290 / 210, 310 / 190))
+
+
+@pytest.mark.parametrize(
+    ("sparse", "verdicts"),
+    [
+        ((200.0, 190.0, 210.0), (HOLDS, HOLDS, HOLDS)),
+        ((240.0, 235.0, 245.0), (HOLDS, IN_PART, HOLDS)),
+        ((260.0, 250.0, 310.0), (UNTOLD, FAILS, HOLDS)),
+    ],
+)
+def test_claims_on_the_pass_take_the_bench_where_batches_are_too_few(
+    run: Run, sparse: tuple[float, float, float], verdicts: tuple[str, ...]
+) -> None:
+    run.manifest.model["parameters"] = 1.6e9
+    with pytest.raises(Missing, match="did not time the whole forward pass"):
+        faster(run)
+    rows = measured("whole_dense", (300.0, 295.0, 305.0), 4.0, repeats=7)
+    Sheet(run.path).add(rows + measured("whole_sparse", sparse, 3.0, repeats=7))
+    again = open_run(run.path)
+    again.manifest.model["parameters"] = 1.6e9
+    answers = [check(again) for check in (faster, up_to_thirty, energy)]
+    assert tuple(answer.verdict for answer in answers) == verdicts
+    assert "7 turns a side; kernel cpu, 64 rows in twell bench, float32" in answers[0].statistic
+    assert answers[2].says == "a token takes 25 % less energy" and "n = 1 window" in answers[2].statistic

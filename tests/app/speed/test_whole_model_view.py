@@ -81,7 +81,7 @@ def test_ratios_are_bold_where_the_turns_tell_and_the_caption_says_so(shown: App
     assert re.findall(r"row\d+_col\d+", cells) == told and len(told) == 10
     assert re.sub(r"\s", "", style) == "font-weight:bold}"
     html = markup(shown)
-    assert "Medians of 7 turns" in html and "NVIDIA H100 80GB HBM3, bfloat16, commit 287642d07452" in html
+    assert "Medians of 7 turns" in html and "NVIDIA H200, bfloat16, commit d59d78995a7f" in html
     assert "bold where the turns of the two sides do not overlap. Where they do" in html
     assert "The host sets its pace" in html
 
