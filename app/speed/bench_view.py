@@ -17,7 +17,7 @@ from twell.analysis.figures.speed.bench_rows import (
 )
 from twell.analysis.memo import built_once
 from twell.app.ui import widgets
-from twell.app.ui.formatting import number, percent, plural, times, whole
+from twell.app.ui.formatting import number, percent, plural, times, typeset, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import one_of, url_param
 from twell.workbench.run.store import Run
@@ -33,8 +33,9 @@ def draw_bench(run: Run) -> None:
     names = list(groups)
     setting = names[0]
     if len(names) > 1:
-        setting = str(st.selectbox("Measured with", names, width=420, **url_param("setting", setting, one_of(names))))
-    conditions = f"{setting}. " if len(names) == 1 else ""  # with several, the choice above shows the setting
+        chosen = url_param("setting", setting, one_of(names))
+        setting = str(st.selectbox("Measured with", names, format_func=typeset, width=420, **chosen))
+    conditions = f"{typeset(setting)}. " if len(names) == 1 else ""  # with several, the choice above shows the setting
     result = query(run, ffn_times).then(of_setting, setting)
     layer_result, synthetic_result = result.then(layer_cases), result.then(synthetic_cases)
     layers, synthetic = layer_result.frame, synthetic_result.frame

@@ -82,7 +82,7 @@ def by_setting(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     groups = {}
     name_ffn = frame["ffn"].nunique() > 1
     for (ffn, rows, dtype, weights, device), group in frame.groupby(SETTING, sort=False):
-        groups[f"{rows} rows, {dtype}, {weights} weights, {device}" + (f", {ffn} FFN" if name_ffn else "")] = group
+        groups[f"{rows:,} rows, {dtype}, {weights} weights, {device}" + (f", {ffn} FFN" if name_ffn else "")] = group
     return dict(sorted(reversed(groups.items()), key=lambda group: -group[1]["case"].nunique()))
 
 

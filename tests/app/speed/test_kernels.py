@@ -77,8 +77,8 @@ def benched(runs: Path, tmp_path: Path) -> Run:
 
 def test_times_stand_beside_the_dense_time_of_their_case(benched: Run) -> None:
     groups = by_setting(ffn_times(benched))
-    assert [name.split(" rows")[0] for name in groups] == ["1024", "64"]  # most cases first
-    frame = groups["1024 rows, float32, warm weights, made"]
+    assert [name.split(" rows")[0] for name in groups] == ["1,024", "64"]  # most cases first
+    frame = groups["1,024 rows, float32, warm weights, made"]
     layers = frame[(frame["layer"] >= 0) & frame["sparse"]]
     assert layers["speedup"].tolist() == [5.0, 4.0, 2.0]
     assert layers["error_max"].tolist() == [2e-7] * 3
@@ -95,7 +95,7 @@ def test_a_kernel_that_ran_in_parts_alone_is_its_parts_added_up(benched: Run) ->
         dense = {"ffn_dense": 500.0, "gate": 55.0, "up_down": 440.0}  # parts of dense are not another way of it
         rows = [row(case, layer, op, "torch", us, **more) for op, us in dense.items()]
         sheet.add(rows + [row(case, layer, op, "cpu", took[op], **more, repeats=3 + len(op)) for op in ops])
-    frame = by_setting(ffn_times(open_run(benched.path)))["4096 rows, float32, warm weights, made"]
+    frame = by_setting(ffn_times(open_run(benched.path)))["4,096 rows, float32, warm weights, made"]
     sparse = frame[frame["sparse"]].set_index("case")
     assert sparse["us"].to_dict() == {"parts": 100.0, "both": 90.0}
     summed_up = sparse.loc["parts"]
@@ -115,7 +115,7 @@ def test_the_break_even_lies_between_the_cases_on_either_side(benched: Run) -> N
 def test_the_page_shows_what_was_measured(show: Show, benched: Run) -> None:
     test = show(benched.path.parent, "kernels", run="benched")
     assert not test.exception
-    test.selectbox(key="setting").set_value("1024 rows, float32, warm weights, made").run()
+    test.selectbox(key="setting").set_value("1,024 rows, float32, warm weights, made").run()
     html = " ".join(str(element.proto.body) for element in test.get("html"))
     assert "cpu kernel 3.16\u202f×" in html  # 1500 µs over 475 µs
     assert "about 133 of 512" in html
