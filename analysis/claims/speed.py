@@ -32,7 +32,7 @@ from twell.analysis.claims.claim import (
 from twell.analysis.speed.contribution import gain_correlations, layer_gains
 from twell.analysis.speed.ffn_speedup import conditions
 from twell.analysis.speed.speedup import LEAST_BATCHES, WHOLE, geometric, model_speedup, pairs, speedup
-from twell.analysis.speed.whole_model import pass_on_text
+from twell.analysis.speed.whole_model import bench_rows, pass_on_text
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -87,10 +87,7 @@ def _timed(run: Run) -> Pass:
     except Missing:
         batches = None
     if batches is None or np.isnan(batches["mean_low"]):
-        try:
-            turns = pass_on_text(run)
-        except Missing:
-            turns = None
+        turns = pass_on_text(run)
         if turns is not None and turns["kernel"] != "reference":
             how = f"ratio of medians of {turns['repeats']} turns a side; kernel {turns['kernel']}"
             bounds = turns["mean"], turns["mean_low"], turns["mean_high"]
@@ -259,7 +256,7 @@ def _bench_gains(run: Run) -> pd.DataFrame:
     """Return dense over sparse times by rows and layer that the run's bench timed on text and on uniform ids: columns
     (gain, low, high) × (text, uniform), the range being that of the sparse FFN's turns. Missing where there are
     none."""
-    rows = run.frame("bench")
+    rows = bench_rows(run)
     timed = (rows["metric"] == "microseconds") & (rows["layer"] >= 0) & rows["input"].isin(("text", "uniform"))
     own = (rows["op"] == "ffn_dense") | ((rows["op"] == "ffn_sparse") & (rows["kernel"] == run.manifest.kernel["name"]))
     rows = rows[timed & own & rows["low"].notna()]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from twell.analysis.memo import memoized
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -29,6 +30,12 @@ LEAST_TURNS = 7  # of each side, for an interval of 95 %: 2 * 2^(1 - 7) is 3 %
 SETTING = ["rows", "dtype", "device"]  # times are compared only if all of these are equal
 
 
+@memoized
+def bench_rows(run: Run) -> pd.DataFrame:
+    """Return the table `bench` of a run, which several questions read."""
+    return run.frame("bench")
+
+
 def whole_model(run: Run) -> pd.DataFrame:
     """Return the speed of the whole model with dense FFNs and with sparse ones; a row a case and operation. Columns:
 
@@ -42,7 +49,7 @@ def whole_model(run: Run) -> pd.DataFrame:
     faster); dense_millijoules, sparse_millijoules (mJ a token, empty where not measured); energy_change (of a token:
     sparse over dense, less 1). Missing where no whole model was timed.
     """
-    bench = run.frame("bench")
+    bench = bench_rows(run)
     bench = bench[(bench["d_ff"] == run.d_ff) & bench["op"].str.match(WHOLE)]
     if bench.empty:
         raise Missing(f"{run.name} holds no timing of its whole model: twell bench MODEL --whole --out RUN.")
@@ -54,20 +61,24 @@ def whole_model(run: Run) -> pd.DataFrame:
     return frame
 
 
-def pass_on_text(run: Run) -> dict[str, Any]:
+@memoized
+def pass_on_text(run: Run) -> dict[str, Any] | None:
     """Return the times of the eager forward pass on text by `twell bench --whole`, with an interval. Keys:
 
     dense_us, sparse_us (µs, medians of the turns); mean (their ratio), mean_low, mean_high (95 % and more, whatever the
     times' distribution: the median of a side lies within n turns with probability 1 - 2^(1-n), so that from
     LEAST_TURNS on the bounds by the ranges of both hold); energy (of a token: sparse over dense; NaN where it was not
-    measured); repeats (turns); kernel; device; where (rows and dtype, in words). Missing where it was not timed, or in
+    measured); repeats (turns); kernel; device; where (rows and dtype, in words). None where it was not timed, or in
     fewer turns.
     """
-    frame = whole_model(run)
+    try:
+        frame = whole_model(run)
+    except Missing:
+        return None
     rows = frame[(frame["operation"] == "whole") & frame["case"].str.startswith("on text")]
     rows = rows[rows["repeats"] >= LEAST_TURNS].sort_values("rows")
     if rows.empty:
-        raise Missing(f"{run.name} holds no forward pass on text in {LEAST_TURNS} turns: twell bench MODEL --whole.")
+        return None
     row = rows.iloc[-1]
     tokens = {end: (row[f"sparse_tokens_{end}"], row[f"dense_tokens_{end}"]) for end in ("low", "high")}
     return {

@@ -106,11 +106,10 @@ def test_a_pass_on_text_has_an_interval_from_seven_turns_on(run: Run) -> None:
     for turns, uniform in ((6, False), (7, True), (7, False)):
         more = {"repeats": turns} | ({"case": "whole model on uniform ids, 64 rows"} if uniform else {})
         rows = measured("whole_dense", (300.0, 290.0, 310.0), 4.0, **more)
-        with pytest.raises(Missing, match="holds no"):
-            pass_on_text(open_run(run.path))
+        assert pass_on_text(open_run(run.path)) is None
         Sheet(run.path).add(rows + measured("whole_sparse", (200.0, 190.0, 210.0), 3.0, **more))
     timed = pass_on_text(open_run(run.path))
-    assert timed["repeats"] == 7 and timed["mean"] == 1.5 and timed["energy"] == 0.75
+    assert timed is not None and timed["repeats"] == 7 and timed["mean"] == 1.5 and timed["energy"] == 0.75
     assert (timed["mean_low"], timed["mean_high"]) == pytest.approx((290 / 210, 310 / 190))
 
 
