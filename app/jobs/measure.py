@@ -19,14 +19,22 @@ from twell.app.ui import widgets
 from twell.app.ui.url_state import run_name, sync_url
 from twell.workbench.run.store import Run
 
-KINDS = {"layers": "This model's layers", "compressions": "Compressions", "nnz": "Any sparsity"}
+KINDS = {
+    "layers": "This model's layers",
+    "whole": "The whole model",
+    "compressions": "Compressions",
+    "nnz": "Any sparsity",
+}
 NOTES = {
     "layers": "Times every layer with its own weights, at its own activity on the bundled text.",
+    "whole": "Times forward passes, generation and steps of decoding on the bundled text, with dense FFNs and with "
+    "sparse ones.",
     "compressions": "Times every layer with tiles of 63, 31 and 15 slots, to find the fastest in which every row fits.",
     "nnz": "Times synthetic weights of this shape, with 1 % to all of the neurons firing, to find the sparsity from "
     "which sparse is faster.",
 }
 COMPRESSIONS = "8,4,16"
+WHOLE_CASES = 5  # passes on text and on uniform ids, batches of 1, 8 and 64 sequences
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)  # of the neurons that synthetic inputs fire
 
 
@@ -71,6 +79,9 @@ def bench_arguments(run: Run, model: tuple[str, str | None], kind: str) -> tuple
         model: where to load its model from, as (folder or hub id, revision).
         kind: a key of KINDS.
     """
+    if kind == "whole":  # a GPU's users compile; where a processor runs the model, there may be no compiler
+        on_gpu = run.manifest.kernel["name"] in ("hopper", "cuda")
+        return ["bench", *model_arguments(model), "--whole", *([] if on_gpu else ["--no-compile"])], WHOLE_CASES
     if kind != "nnz":
         options = ["--compression", COMPRESSIONS] if kind == "compressions" else []
         return ["bench", *model_arguments(model), "--inputs", "text", "--no-compile", *options], run.layers

@@ -28,6 +28,7 @@ from twell.workbench.run.store import Run
 BUNDLED = "demo-model"
 CASE = re.compile(r", [\d,]+ rows, nnz [\d.,]+: ")  # the line that `twell bench` prints once it has timed a case
 REPORT = re.compile(r"  nnz [\d.,]+(, |$)")  # the line above the figures of one, which come after the last
+WHOLE = re.compile(r"^whole model.*, nnz [\d.,]+$")  # the same of a whole model
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Job:
     def progress(self) -> int:
         """Return the number of cases timed so far."""
         lines = self.log_lines()
-        return max(sum(kind.search(line) is not None for line in lines) for kind in (CASE, REPORT))
+        return max(sum(kind.search(line) is not None for line in lines) for kind in (CASE, REPORT, WHOLE))
 
     def failure(self) -> str | None:
         """Return why the job ended without a result, in a sentence; None if it is running or has one."""

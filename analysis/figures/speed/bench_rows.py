@@ -45,10 +45,11 @@ def ffn_times(run: Run) -> pd.DataFrame:
     ffns["error_max"] = errors.reindex(pd.MultiIndex.from_frame(ffns[keys])).to_numpy()
     # A kernel's name carries its compression only if one setting has the kernel at several compressions.
     ambiguous = ffns.groupby([*SETTING, "kernel"])["compression"].transform("nunique") > 1
-    ffns["operation"] = [
+    names = [
         _operation_name(row.op, row.kernel, row.compression if is_ambiguous else 0)
         for row, is_ambiguous in zip(ffns.itertuples(), ambiguous, strict=True)
     ]
+    ffns["operation"] = pd.Series(names, ffns.index, dtype=object)  # of text even if there are none
     ffns["sparse"] = ffns["op"].isin(("ffn_sparse", STAGES_SUMMED)) & (ffns["kernel"] != "reference")
     columns = "case input layer ffn rows dtype weights device operation sparse nnz_mean us low high speedup error_max"
     return ffns.rename(columns={"value": "us"})[[*columns.split(), "repeats"]]

@@ -19,10 +19,10 @@ from support.browser_pages import Watched
 from support.copied_runs import copy_run
 from support.rewritten import relisted
 
-from twell.analysis import tile_settings
+from twell.analysis import tile_settings, whole_model
 from twell.analysis.figures.speed.bench_rows import break_even_nnz, by_setting, ffn_times
 from twell.analysis.figures.speed.timings import batch_times, over_batches, summed
-from twell.app.jobs.measure import SHARES, bench_arguments
+from twell.app.jobs.measure import KINDS, SHARES, WHOLE_CASES, bench_arguments
 from twell.app.jobs.runner import JobRunner
 from twell.app.speed.bench_view import total_speedups
 from twell.app.speed.compression_view import fastest_kernels, time_map
@@ -125,7 +125,9 @@ def test_the_page_shows_what_was_measured(show: Show, benched: Run) -> None:
 def test_what_is_asked_of_twell_bench_is_what_it_takes(made_run: Run) -> None:
     """Every option is one of the command's, and cases are counted as it says them."""
     flags = {f"--{name.replace('_', '-')}" for name in BenchOptions.__dataclass_fields__} | {"--no-compile"}
-    for what, cases in (("layers", made_run.layers), ("compressions", made_run.layers), ("nnz", len(SHARES) + 1)):
+    counts = {"layers": made_run.layers, "compressions": made_run.layers, "nnz": len(SHARES) + 1, "whole": 5}
+    assert counts.keys() == KINDS.keys()
+    for what, cases in counts.items():
         arguments, count = bench_arguments(made_run, ("model", None), what)
         assert count == cases
         assert {word for word in arguments if word.startswith("--")} <= flags
@@ -160,6 +162,22 @@ def test_a_measurement_begins_appears_as_it_goes_and_ends_well(bundled_run: Path
     table = open_run(bundled_run).frame("bench")
     assert sorted(set(table["layer"])) == list(range(8))
     assert page.get_by_text("all 8 layers together").count() == 1
+    growing_page.check()
+
+
+def test_the_whole_model_is_measured_from_the_page(bundled_run: Path, growing_page: Watched) -> None:
+    page = growing_page.page
+    growing_page.open("/kernels?run=tiny", ".js-plotly-plot")
+    page.get_by_role("button", name="Measure now").click()
+    page.get_by_role("radio", name="The whole model").click()
+    page.get_by_text("Times forward passes, generation and steps").wait_for()
+    page.get_by_role("button", name="Measure", exact=True).click()
+    page.wait_for_selector(".st-key-job")
+    page.get_by_text("Whole model", exact=True).wait_for(timeout=120_000)
+    page.wait_for_selector(".st-key-job", state="detached", timeout=180_000)
+    growing_page.settle()
+    assert page.locator('[data-testid="stAlert"]').count() == 0
+    assert whole_model(open_run(bundled_run))["case"].nunique() == WHOLE_CASES
     growing_page.check()
 
 

@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 from support.page_elements import markup, notices
 
 from twell.analysis.exports import pages
+from twell.workbench.bench.table import Sheet
 from twell.workbench.run.store import Run, open_run
 
 Show = Callable[..., AppTest]
@@ -92,3 +93,21 @@ def test_a_run_without_whole_models_shows_no_such_section(show: Show, runs: Path
         assert not test.exception
         assert "Whole model" not in markup(test) and not len(test.dataframe)
         assert "whole model" not in notices(test)
+
+
+def test_a_bench_of_whole_models_alone_is_shown(show: Show, runs: Path) -> None:
+    """`twell bench MODEL --whole --out RUN` is all that was measured: no layer, nor synthetic input."""
+    run = open_run(runs / "made")
+    about = {"d_model": 64, "d_ff": run.d_ff, "dtype": "float32", "weights": "warm", "tile": 256, "compression": 8}
+    about |= {"device": "made", "commit": "0", "ffn": "gated", "graph": False, "repeats": 7, "input": "text"}
+    about |= {"layer": -1, "rows": 64, "nnz_mean": 9.0, "case": "whole model on text, 64 rows"}
+    rows = []
+    for op, kernel, took in (("whole_dense", "torch", 300.0), ("whole_sparse", "cpu", 200.0)):
+        for metric, unit, at in (("microseconds", "µs", took), ("tokens_per_second", "tokens/s", 64e6 / took)):
+            measured = {"op": op, "kernel": kernel, "metric": metric, "unit": unit, "value": at, "low": at, "high": at}
+            rows.append(about | measured)
+    Sheet(run.path).add(rows)
+    test = show(runs, "kernels", run="made")
+    assert not test.exception
+    assert table_of(test).value["× dense"].tolist() == [f"1.50{SPACE}×"]
+    assert "Measured side by side" not in markup(test)
