@@ -77,8 +77,12 @@ def start_timer(device: torch.device) -> Callable[[], ReadTime]:
     return record
 
 
-def graphed(operation: TimedCall, device: torch.device) -> TimedCall:
-    """Capture an operation on this GPU as a CUDA graph and return its replay, whose time has no launches in it."""
+def graphed(operation: TimedCall, device: torch.device, pool: Any = None) -> TimedCall:
+    """Capture an operation on this GPU as a CUDA graph and return its replay, whose time has no launches in it.
+
+    pool: memory for what it allocates, a handle of torch.cuda.graph_pool_handle(), which graphs share that are replayed
+    one after another; default memory of its own
+    """
     with torch.cuda.device(device):
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
@@ -86,6 +90,6 @@ def graphed(operation: TimedCall, device: torch.device) -> TimedCall:
             operation()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=pool):
             operation()
     return graph.replay

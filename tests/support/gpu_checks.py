@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from twell.kernels.backends import hopper, reference
+from twell.kernels.backends import gpu, hopper, reference
 from twell.kernels.backends.gpu import Workspace
 from twell.kernels.layout import Layout, TwELL, unpack
 from twell.kernels.ops import gated_ffn
@@ -119,6 +119,14 @@ def assert_same_results(got: Results, expected: Results, about: object = "", spi
     """Compare y and the statistics of two calls as `assert_same` does. about: the call, for a failure's message."""
     assert_same(f"y {about}", got[0], expected[0])
     assert_same(f"stats {about}", got[1], expected[1], spill)
+
+
+def run_added(params: FFNParams, added: Tensor | None) -> Results:
+    """Run a call of `hopper` that adds to what it has rounded. added: [n, d_model], or None"""
+    y, stats = gpu.results(params, in_full=True)
+    workspace = hopper.HopperWorkspace(params.n, len(params.w_gate), params.x.dtype, params.x.device)
+    hopper.launch(params, slice(0, params.n), workspace, y, stats, added=added)
+    return y, stats
 
 
 def assert_right(kernel: ModuleType, params: FFNParams, about: object = "", spill: bool = True) -> Stats:

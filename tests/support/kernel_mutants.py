@@ -142,7 +142,7 @@ def write_sources(folder: Path) -> None:
 
 def libraries_of(tests: str) -> list[build.Library]:
     """Return the libraries whose faults some of TESTS are to catch: of training, or of inference."""
-    if tests in ("few_rows/", "mid_rows/", "many_rows/"):
+    if tests in ("few_rows/", "mid_rows/", "many_rows/", "output.cuh"):
         return [hopper_libraries.library(relu2, False) for relu2 in (False, True)]
     return [hopper_backward.library(relu2) for relu2 in (False, True)]
 

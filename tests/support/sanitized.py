@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from support import gpu_checks
-from support.gpu_checks import make, uneven
+from support.gpu_checks import Results, make, uneven
+from torch import Tensor
 
 from twell.kernels.backends import cuda, gpu, hopper, union_counts
 from twell.kernels.params import FFNParams
@@ -134,6 +135,17 @@ def squares() -> Iterator[FFNParams]:
     yield make(22_700, 8, 264, 2, activation="relu2", gated=False, **COUNTS)  # CTAs that take several tiles
 
 
+def added() -> Iterator[FFNParams]:
+    """Yield calls for each epilogue that adds what it is given: few rows, blocks that are gathered or taken whole, many
+    rows, and outputs in one task or several."""
+    for n, quiet in ((1, 9), (13, 20), (24, 9), (50, -40), (300, 9), (300, -40)):
+        yield make(n, 72, 264, quiet, **COUNTS)
+    for n, d_model, d_ff in ((2000, 72, 1400), (2000, 1056, 504), (2000, 256, 1784), (129, 2144, 2400)):
+        yield make(n, d_model, d_ff, round(1.9 * d_model**0.5), **COUNTS)
+    yield uneven(2177, 264, 1016, 30, bias=True)
+    yield make(2100, 64, 264, -40, **PLAIN)
+
+
 def portable() -> Iterator[FFNParams]:
     """Yield calls of the `cuda` kernel, in blocks of 16 and of 64 rows."""
     for n in (1, 17, 300):
@@ -151,8 +163,22 @@ CALLS: dict[str, Callable[[], Iterator[FFNParams]]] = {
     "many": many,
     "whole": whole,
     "squares": squares,
+    "added": added,
     "cuda": portable,
 }
+
+
+def residual(params: FFNParams) -> Tensor:
+    """Return what a call of `added` adds: no two rows or columns alike, [n, d_model]."""
+    n, d_model = params.x.shape
+    return torch.arange(n * d_model, device=params.x.device).remainder(251).view(n, d_model).to(params.x.dtype)
+
+
+def run(name: str, params: FFNParams) -> Results:
+    """Run a call of `CALLS[name]`."""
+    if name == "added":
+        return gpu_checks.run_added(params, residual(params))
+    return (cuda if name == "cuda" else hopper).run(params)
 
 
 def count_unions(stats: Stats) -> None:
@@ -171,7 +197,7 @@ if __name__ == "__main__":
         if reason := kernel.refuses(torch.device("cuda"), torch.bfloat16, 64, 64, 1):
             sys.exit(reason)
         for params in CALLS[name]():
-            count_unions(kernel.run(params)[1])
+            count_unions(run(name, params)[1])
             strongest(params.x, 0.5)
             torch.cuda.synchronize()
             print(name, *params.x.shape, params.w_gate.shape[0], f"{time.perf_counter() - began:.1f} s", flush=True)

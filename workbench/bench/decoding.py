@@ -2,14 +2,15 @@
 
 The idea: transformers' own model runs every step. Each decoder layer is wrapped, and the wrapper hands the layer keys
 and values of its own in the place of a cache of all layers: then all layers are one function to torch.compile, which
-traces it once, and no address, shape or number of the host changes from step to step. Prompts go through the same
-layers, uncompiled.
+traces it once, and no address changes from step to step. A step reads the positions that there are and no mask, as a
+cache that grows has it, so each step is a graph of its own. Prompts go through the same layers, uncompiled.
 
     decoder = Decoder(loaded, prompts, tokens=64, compiled=True)
-    decoder.generate()  # prompts, then 64 steps; on a GPU replayed from a CUDA graph
+    decoder.generate()  # prompts, then 64 steps; on a GPU each is replayed from its CUDA graph
     decoder.ids  # int64 [sequences, 1], the last tokens
 
-Cost: keys and values of prompts and tokens in memory, and on first use the compiling of one layer.
+Cost: keys and values of prompts and tokens in memory, on first use the compiling of one layer, and a step and its
+capture for each token.
 """
 
 from __future__ import annotations
@@ -27,24 +28,39 @@ from twell.kernels.benchmark.timing import TimedCall, graphed, start_timer
 from twell.workbench.bench.sides import DENSE, SPARSE, Sides, compiled_layer
 from twell.workbench.models.load import LoadedModel
 
-SPARE = 8  # positions of the cache beyond prompt and tokens, for the steps that compile and capture
-
 
 class LayerCache:
-    """Keys and values of one layer, [sequences, heads, positions, head size], allocated at the first update."""
+    """Keys and values of one layer, [sequences, heads, positions, head size]: of all positions that were read.
+
+    capacity: more than any length, since a view of all the memory is contiguous, which torch.compile would trace anew
+    positions: int64 [n], where `update` writes
+    """
 
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.keys, self.values, self.positions = capacity, torch.empty(0), torch.empty(0), torch.empty(0)
+        self._capacity, self._memory = capacity, torch.empty(0)
+        self.keys, self.values, self.positions = torch.empty(0), torch.empty(0), torch.empty(0)
+        self._length = 0
+
+    def extend(self, positions: Tensor, length: int) -> None:
+        """Have the next update write to `positions`, which are the last of `length`."""
+        self.positions, self._length = positions, length
+        if self._memory.numel():
+            self._show()
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write keys and values to `positions`, and return those of all positions. Called by the layer's attention."""
+        """Write keys and values to `positions`, and return those of all. Called by the layer's attention."""
         if not self.keys.numel():
-            self.keys, self.values = (
-                kind.new_zeros(*kind.shape[:2], self.capacity, kind.shape[3]) for kind in (keys, values)
-            )
+            sequences, heads, _positions, size = keys.shape
+            self._memory = keys.new_zeros(2, sequences, heads, self._capacity, size)
+            self._show()
         self.keys.index_copy_(2, self.positions, keys)
         self.values.index_copy_(2, self.positions, values)
         return self.keys, self.values
+
+    def _show(self) -> None:
+        self.keys, self.values = self._memory[..., : self._length, :]
+        for kind in (self.keys, self.values):
+            torch._dynamo.mark_dynamic(kind, 2)  # one trace for all lengths
 
 
 class CachedBlock(nn.Module):
@@ -56,8 +72,11 @@ class CachedBlock(nn.Module):
 
     def forward(self, hidden: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
         """Return hidden [sequences, positions, d_model] after the layer."""
-        run = self._compiled if hidden.shape[1] == 1 else self.block
-        return run(hidden, *arguments, **keywords | {"past_key_values": self.cache})
+        keywords["past_key_values"] = self.cache
+        if hidden.shape[1] > 1:
+            return self.block(hidden, *arguments, **keywords)  # type: ignore[no-any-return]
+        keywords["attention_mask"] = None  # the last position looks at all
+        return self._compiled(hidden, *arguments, **keywords)
 
 
 class Decoder:
@@ -71,26 +90,23 @@ class Decoder:
 
         prompts: int64 [sequences, positions]; tokens: steps of `generate`; compiled: whether layers are compiled
         """
-        self._loaded, self._prompts, self._tokens = loaded, prompts, tokens
+        self._loaded, self._prompts = loaded, prompts
         device, (number, length) = loaded.device, prompts.shape
         self.ids = prompts.new_zeros(number, 1)
         self._first = torch.arange(length, device=device)
         self._position = torch.zeros(1, dtype=torch.long, device=device)
-        self._columns = torch.arange(length + tokens + SPARE, device=device)
         self._blocks = [
-            CachedBlock(
-                block,
-                LayerCache(len(self._columns)),
-                compiled_layer(block) if compiled else block,
-            )
+            CachedBlock(block, LayerCache(length + tokens + 1), compiled_layer(block) if compiled else block)
             for block in loaded.blocks
         ]
-        self._step: TimedCall = self._run_step
+        self._steps: list[TimedCall] = [partial(self._run_step, length + step) for step in range(1, tokens + 1)]
         with self._placed(), torch.inference_mode():
             self._prefill()
-            self._run_step()
             if device.type == "cuda":
-                self._step = graphed(self._run_step, device)
+                pool = torch.cuda.graph_pool_handle()
+                self._steps = [graphed(step, device, pool) for step in self._steps]
+            else:
+                self._steps[0]()
 
     @torch.inference_mode()
     def generate(self) -> None:
@@ -107,22 +123,24 @@ class Decoder:
             self._run_steps()
 
     def _prefill(self) -> None:
-        self._read(self._prompts, self._first)
+        self._read(self._prompts, self._first, len(self._first))
         self._position.fill_(len(self._first))
 
     def _run_steps(self) -> None:
-        for _ in range(self._tokens):
-            self._step()
+        for step in self._steps:
+            step()
 
-    def _run_step(self) -> None:
-        self._read(self.ids, self._position)
+    def _run_step(self, length: int) -> None:
+        self._read(self.ids, self._position, length)
         self._position.add_(1)
 
-    def _read(self, ids: Tensor, positions: Tensor) -> None:
-        """Run the model on ids [sequences, n] at positions [n], and put the likeliest next tokens in `ids`."""
+    def _read(self, ids: Tensor, positions: Tensor, length: int) -> None:
+        """Run the model on ids [sequences, n] at positions [n], the last of `length`, and put the likeliest next tokens
+        in `ids`."""
         for block in self._blocks:
-            block.cache.positions = positions
-        mask = (self._columns <= positions[:, None])[None, None].expand(len(ids), -1, -1, -1)
+            block.cache.extend(positions, length)
+        columns = torch.arange(length, device=ids.device)
+        mask = (columns <= positions[:, None])[None, None].expand(len(ids), -1, -1, -1)
         hidden = self._loaded.body(
             input_ids=ids, attention_mask=mask, position_ids=positions.expand(len(ids), -1), use_cache=False
         ).last_hidden_state

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.gpu_checks import CUDA, assert_same, make, poison, skip_without, uneven
+from support.gpu_checks import CUDA, assert_same, make, poison, run_added, skip_without, uneven
 from torch import Tensor, fx, nn
 from transformers import LlamaConfig, LlamaModel
 
-from twell.kernels.backends import gpu, hopper
+from twell.kernels.backends import hopper
 from twell.kernels.calls import compiling
 from twell.kernels.dispatch import Kernel
 from twell.kernels.modules import Probe, SparseFFN
-from twell.kernels.params import FFNParams
 
 STAND_IN = "hopper_stand_in_ffn"
 REST = (  # of its schema
@@ -194,15 +193,6 @@ def test_it_is_known_by_name_where_the_package_is_installed() -> None:
     assert "twell.kernels.calls.compiling:twell" in said
 
 
-def added_to(params: FFNParams, added: Tensor | None) -> Tensor:
-    """Run a call on memory of NaN, and return y."""
-    poison()
-    y, stats = gpu.results(params, in_full=True)
-    workspace = hopper.HopperWorkspace(params.n, len(params.w_gate), params.x.dtype, params.x.device)
-    hopper.launch(params, slice(0, params.n), workspace, y, stats, added=added)
-    return y
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_kernels_add_to_what_they_have_rounded(dtype: torch.dtype) -> None:
@@ -210,20 +200,25 @@ def test_kernels_add_to_what_they_have_rounded(dtype: torch.dtype) -> None:
     skip_without(hopper)
     counts: dict[str, Any] = {"probes": "counts", "layout": None, "want_packed": False}
     shapes = (
-        (make, True, 2048, 5632, 90),
-        (uneven, True, 192, 5632, 12),
-        (make, False, 1000, 392, -40),
-        (uneven, False, 264, 8192, 8),
+        (make, True, 2048, 5632, 90, "relu"),
+        (uneven, True, 192, 5632, 12, "relu"),
+        (make, False, 1000, 392, -40, "relu"),
+        (uneven, False, 264, 8192, 8, "relu"),
+        (uneven, False, 264, 8192, 8, "relu2"),  # from 2 048 rows on, CTAs that stay
     )
-    for kind, gated, d_model, d_ff, quiet in shapes:
+    for kind, gated, d_model, d_ff, quiet, activation in shapes:
         for n in (1, 8, 9, 16, 17, 33, 64, 65, 300, 1000, 2048, 2500, 9000):
-            params = kind(n, d_model, d_ff, quiet, gated=gated, bias=True, dtype=dtype, **counts)
+            params = kind(n, d_model, d_ff, quiet, gated=gated, activation=activation, bias=True, dtype=dtype, **counts)
             params.x[n // 2, 3] = float("nan")
             more = torch.randn(n * d_model + 1, device=CUDA, dtype=torch.float32).mul_(100).to(dtype)
-            alone = added_to(params, None)
+            poison()
+            alone = run_added(params, None)[0]
             for begin in (0, 1):
                 added = more[begin : n * d_model + begin].view(n, d_model)
-                assert_same(f"y {gated, d_model, d_ff, n, begin}", added_to(params, added), alone + added)
+                poison()
+                assert_same(
+                    f"y {gated, activation, d_model, d_ff, n, begin}", run_added(params, added)[0], alone + added
+                )
 
 
 class Residual(nn.Module):
