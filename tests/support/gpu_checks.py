@@ -124,7 +124,8 @@ def assert_same_results(got: Results, expected: Results, about: object = "", spi
 def run_added(params: FFNParams, added: Tensor | None) -> Results:
     """Run a call of `hopper` that adds to what it has rounded. added: [n, d_model], or None"""
     y, stats = gpu.results(params, in_full=True)
-    workspace = hopper.HopperWorkspace(params.n, len(params.w_gate), params.x.dtype, params.x.device)
+    planned = hopper.plans(params, params.n)
+    workspace = hopper.HopperWorkspace(params.n, len(params.w_gate), params.x.dtype, params.x.device, planned)
     hopper.launch(params, slice(0, params.n), workspace, y, stats, added=added)
     return y, stats
 

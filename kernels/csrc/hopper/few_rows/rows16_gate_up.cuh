@@ -18,7 +18,7 @@ struct Rows16Gate {
   static_assert(kNeurons * kPitch * 4 <= kRingBytes);
   struct Shared {
     float gates[kNeurons][kRows];
-    uint64_t full[kRows16Warps][kDepth], begun, listed;
+    uint64_t full[kRows16Warps][kDepth], begun, cleared, listed;
     uint32_t fires[2];                // a bit a neuron that any row fires
     uint32_t broken_gate, broken_up;  // a bit a row whose gate values, or whose hidden state, are not finite
     int counts[kRows];
@@ -249,6 +249,7 @@ __device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles, kNeurons
   if (rehearsal) return;
   if (thread < kRows16Listers) barrier_arrive(&s.listed);
   if (thread < 2 * kTiles) {
+    barrier_wait(&s.cleared, 0);  // else the scout, if it is late, clears what has been handed on
     const int* c = s.counts + 4 * thread;
     sm80::store_relaxed(&group.counts[thread], c[0] | c[1] << 8 | c[2] << 16 | c[3] << 24);
   }
@@ -273,7 +274,7 @@ __device__ __forceinline__ void rows16_up_product(Rows16Warp<T, kTiles, kNeurons
 template <typename T, int kTiles, int kNeurons>
 __device__ __forceinline__ void scout_rows16(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const Ffn& f, Rows16Group<kNeurons>& group,
                                              uint2* hidden, int first, int lane) {
-  begin_rows16<T, kTiles>(&s.begun, f, group, hidden, first, lane);
+  begin_rows16<T, kTiles>(&s.begun, &s.cleared, f, group, hidden, first, lane);
   barrier_wait(&s.listed, 0);
   const int count = __popcll(s.fired());
   hand_on(group, s.list, first, count, s.broken_gate, lane);
@@ -292,7 +293,7 @@ __global__ void __launch_bounds__(kRows16Threads + 32, 3)  // with registers for
   if (thread < kRows16Warps * Gate::kDepth) barrier_init(&s.full[0][thread], 1);
   if (thread < Gate::kRows) s.counts[thread] = 0;
   if (thread == 0) {
-    barrier_init(&s.begun, 1), barrier_init(&s.listed, kRows16Listers);
+    barrier_init(&s.begun, 1), barrier_init(&s.cleared, 1), barrier_init(&s.listed, kRows16Listers);
     s.fires[0] = s.fires[1] = s.broken_gate = s.broken_up = 0, s.pairs.count = 0;
   }
   fence_barrier_init();

@@ -25,14 +25,17 @@ __device__ __forceinline__ void clear_group(Rows16Group<kNeurons>& group, uint2*
 }
 
 // Prefetches the gate's weights into the L2 until the launches before have ended (`begun` completes), which is a hint, whatever
-// they may still write; and lets `rows16_down` start once nothing that they left looks handed on.
+// they may still write; and lets `rows16_down` start, and the others hand on (`cleared` completes), once nothing that the
+// launches before left looks handed on.
 template <typename T, int kTiles, int kNeurons>
-__device__ __forceinline__ void begin_rows16(uint64_t* begun, const Ffn& f, Rows16Group<kNeurons>& group, uint2* hidden, int first, int lane) {
+__device__ __forceinline__ void begin_rows16(uint64_t* begun, uint64_t* cleared, const Ffn& f, Rows16Group<kNeurons>& group, uint2* hidden, int first, int lane) {
   for (int row = first; row < min(first + kNeurons, f.d_ff) && !barrier_ready(begun, 0); ++row)
     if (lane == 0)
       prefetch_bulk(static_cast<const T*>(f.w_gate) + static_cast<int64_t>(row) * f.d_model, f.d_model * 2);
   barrier_wait(begun, 0);
   clear_group<kTiles>(group, hidden, lane);
+  __syncwarp();
+  if (lane == 0) barrier_arrive(cleared);
   let_next_launch();
 }
 
