@@ -8,8 +8,9 @@ keys and values at fixed addresses.
     twell bench path/to/model --whole --text book.txt --out runs/mine
 
 Rows of the `bench` table: operations whole_… (a forward pass without the head), generate_… (prompts and all tokens; in
-eager mode the sides take the tokens in turns) and step_… (one token of each sequence). Cost on a GPU: a minute and a
-half for 28 layers, most of it compiling, and six seconds for each pass on text and each step with --energy.
+eager mode the sides take the tokens in turns) and step_… (one token of each sequence). Cost on a GPU: a minute and
+three quarters for 28 layers, most of it compiling and capturing, and six seconds for each pass on text and each step
+with --energy.
 """
 
 from __future__ import annotations

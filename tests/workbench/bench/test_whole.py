@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from twell.analysis.exports import bench_cases
 from twell.workbench.bench import decoding, whole
@@ -39,6 +40,21 @@ def test_steps_generate_what_transformers_generates(loaded: LoadedModel, prompts
         assert decoder.ids[:, 0].tolist() == expected[:, 5].tolist()
     again = generator(loaded, prompts, 6)()[:, 7:]  # the model is what it was
     assert again.tolist() == expected.tolist()
+
+
+def test_one_trace_of_a_layer_serves_steps_of_all_lengths(
+    loaded: LoadedModel, prompts: torch.Tensor, monkeypatch: Any
+) -> None:
+    expected = generator(loaded, prompts, 6)()[:, 7:]
+    torch.compiler.reset()
+    traces = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(
+        decoding, "compiled_layer", lambda block: torch.compile(block, dynamic=False, fullgraph=True, backend=traces)
+    )
+    decoder = Decoder(loaded, prompts, 5, compiled=True)
+    decoder.generate()
+    assert decoder.ids[:, 0].tolist() == expected[:, 5].tolist()
+    assert loaded.layers > 1 and traces.frame_count == 1
 
 
 def test_each_side_runs_its_own_ffns_and_both_compute_the_same(loaded: LoadedModel, prompts: torch.Tensor) -> None:
