@@ -10,6 +10,7 @@ from twell.workbench.run.store import open_run
 if TYPE_CHECKING:
     from twell.workbench.ablations.from_objects import study
     from twell.workbench.ablations.prune import load_pruned, prune
+    from twell.workbench.models.attach import use_sparse_ffns
     from twell.workbench.models.find_ffns import FFN
     from twell.workbench.watching.ablation import ablate, threshold
     from twell.workbench.watching.callback import TwellCallback
@@ -26,6 +27,7 @@ __all__ = [
     "prune",
     "study",
     "threshold",
+    "use_sparse_ffns",
     "watch",
 ]
 
@@ -38,6 +40,7 @@ _LAZY = {
     "prune": "twell.workbench.ablations.prune",
     "study": "twell.workbench.ablations.from_objects",
     "threshold": "twell.workbench.watching.ablation",
+    "use_sparse_ffns": "twell.workbench.models.attach",
     "watch": "twell.workbench.watching.session",
 }
 

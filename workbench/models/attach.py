@@ -2,9 +2,10 @@
 
 The idea: `load` makes a model of a checkpoint's folder; here the model is there already, and someone else's. Its FFNs
 are found by its family, or by the names that the caller gives, and each is compared with ours on a few random inputs
-before it is covered (`ffn_slot.py`), so that an FFN which computes something else is refused and never miscounted.
+before it is covered (`ffn_slot.py`) or, by `use_sparse_ffns`, replaced. So an FFN that computes something else is
+refused and never miscounted.
 
-Cost: a pass over the FFN's weights, and one of ROWS rows through each FFN, ours and the model's own.
+Cost: a pass over the FFN's weights, and one of a few rows through each FFN, ours and the model's own.
 
     with attached(model, tokenizer) as loaded:
         with loaded.probing(Probe(on_stats=lambda layer, x, stats: counts.append(stats.nnz))):
@@ -17,13 +18,13 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from twell.kernels.modules import CountedMap, Probe, SparseFFN
+from twell.kernels.modules import CountedMap, Probe
 from twell.workbench.errors import UserError, first_line, utf8
 from twell.workbench.models import threshold_ffn
 from twell.workbench.models.ffn_slot import SLOTS, MapSlot, Slot
@@ -35,15 +36,17 @@ from twell.workbench.models.find_ffns import (
     named,
     named_maps,
     of_family,
+    ours,
     refuse_shared,
     refuse_widths,
 )
 from twell.workbench.models.load import CONTEXT, LoadedModel
 from twell.workbench.models.sizes import decoder_layers, refuse_own_widths
 
-ROWS = 8  # random inputs that an FFN is compared on
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of outputs, by their greatest; of 16-bit types 3e-2
 SAMPLED = 64  # numbers of each parameter that identify the weights
+
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -101,21 +104,60 @@ def attached(
     Raises UserError for a model whose FFNs cannot be counted; it is then as it was.
     """
     inner = unwrapped(model)
-    called = utf8(name or getattr(inner, "name_or_path", "").rstrip("/").rpartition("/")[2] or type(inner).__name__)
+    called = utf8(name) if name else _name(inner)
     _refuse(called, inner)
     slots: list[Slot | MapSlot] = []
     try:
         with torch.inference_mode(False), torch.no_grad():
-            try:
+            with _refusing(called):
                 for slot in _slots(called, inner, ffns, threshold, kernel, Probe()):
                     slots.append(slot)  # one by one, so that those before a refused one are given back
-            except (ValueError, RuntimeError, TypeError) as error:
-                raise UserError(f"{called} cannot run: {first_line(error)}.") from None
             loaded = _loaded(called, inner, tokenizer, kernel, threshold, tuple(slots))
         yield loaded
     finally:
         for slot in reversed(slots):
             slot.remove()
+
+
+def use_sparse_ffns(model: Model, *, ffns: FFNs | None = None, kernel: str = "auto") -> Model:
+    """Put sparse FFNs in the place of a model's own, for good, and return the model; outputs are unchanged.
+
+    They are for inference, as no gradients go through them, and do not count; their weights have names of their own,
+    so do not save the model. With torch.compile(model, backend="twell") their kernels add the residual too.
+
+    model, ffns: as in `attached`; kernel: as in `load`
+
+    Raises UserError for a model whose FFNs the kernels cannot run; it is then as it was.
+    """
+    inner = unwrapped(model)
+    called = _name(inner)
+    _refuse(called, inner)
+    with torch.inference_mode(False), torch.no_grad(), _refusing(called):
+        found = _found(called, inner, ffns)
+        if any(one.entry is inner for one in found):
+            raise UserError(f"Expected FFNs within {called}, got its own path in ffns=: put it into a module first.")
+        places: dict[nn.Module, nn.Module] = {}  # what comes into the place of each
+        for layer, one in enumerate(found):
+            places |= {one.entry: ours(called, one, layer, kernel, Probe())}
+            places |= {module: nn.Identity() for module in one.idle}
+    for path, module in list(inner.named_modules(remove_duplicate=False)):
+        if module in places:
+            inner.set_submodule(path, places[module])
+    return model
+
+
+def _name(model: nn.Module) -> str:
+    """Return what a model is called: its folder's, or its class's name."""
+    return utf8(getattr(model, "name_or_path", "").rstrip("/").rpartition("/")[2] or type(model).__name__)
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Turn what a kernel or a model's own code raises into a UserError."""
+    try:
+        yield
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise UserError(f"{name} cannot run: {first_line(error)}.") from None
 
 
 def unwrapped(model: Any) -> nn.Module:
@@ -154,11 +196,7 @@ def _slots(
     name: str, model: Any, ffns: FFNs | None, threshold: float | None, kernel: str, probe: Probe
 ) -> Iterator[Slot | MapSlot]:
     """Find the FFNs, check and cover them, one after another; all are found before the first is covered."""
-    if ffns is None and not isinstance(model, PreTrainedModel):
-        raise UserError(
-            f"Expected ffns= for {name}, which is no model of transformers: name its FFNs, as in "
-            'ffns={"blocks.0.mlp": ("gate_proj", "up_proj", "down_proj")}.'
-        )
+    _refuse_unnamed(name, model, ffns)
     if ffns is None:
         refuse_own_widths(name, model)
     if threshold is not None:
@@ -167,11 +205,12 @@ def _slots(
         for layer, down in enumerate(maps):
             yield MapSlot(_counted(down, threshold, layer, probe), down)
         return
-    all_ffns = of_family(name, model) if ffns is None else named(name, model, ffns)
+    all_ffns = _found(name, model, ffns)
     refuse_shared(name, [list(one.maps) or [one.entry] for one in all_ffns])
     refuse_widths(name, all_ffns)
     for layer, one in enumerate(all_ffns):
-        yield _covered(name, one, layer, kernel, probe)
+        ffn = ours(name, one, layer, kernel, Probe())
+        yield Slot(ffn, one.entry, one.maps, one.idle, probe)
 
 
 def _counted(down: nn.Module, threshold: float, layer: int, probe: Probe) -> CountedMap:
@@ -179,43 +218,22 @@ def _counted(down: nn.Module, threshold: float, layer: int, probe: Probe) -> Cou
     return CountedMap(nn.Identity(), d_model, d_ff, threshold=threshold, layer=layer, probe=probe)
 
 
-def _covered(name: str, one: FoundFFN, layer: int, kernel: str, probe: Probe) -> Slot:
-    """Make our FFN on the weights of one that was found, compare the two, and cover it."""
-    if any(slot.entry is one.entry for slot in SLOTS.values() if isinstance(slot, Slot)):
+def _found(name: str, model: Any, ffns: FFNs | None) -> list[FoundFFN]:
+    """Find a model's FFNs. Raises UserError for one that is covered already."""
+    _refuse_unnamed(name, model, ffns)
+    found = of_family(name, model) if ffns is None else named(name, model, ffns)
+    covered = {slot.entry for slot in SLOTS.values() if isinstance(slot, Slot)}
+    if any(one.entry in covered for one in found):
         raise UserError(f"Expected a model that is not watched yet, {name} is: leave the first watch before the next.")
-    if not one.maps:
-        return Slot(one.entry, one.entry, (), (), probe)
-    make = SparseFFN.gated if len(one.maps) == 3 else SparseFFN.plain
-    own = _own_outputs(one)
-    for up_relu in (False, True) if one.up_relu is None and len(one.maps) == 3 else (bool(one.up_relu),):
-        given: dict[str, Any] = {"up_relu": up_relu} if len(one.maps) == 3 else {}
-        ffn = make(*one.maps, layer=layer, kernel=kernel, probe=Probe(), activation=one.activation, **given)
-        if _agrees(ffn(own[0]), own[1]):
-            return Slot(ffn, one.entry, one.maps, one.idle, probe)
-    formula = "down(act(gate) * up)" if len(one.maps) == 3 else "out(act(in))"
-    raise UserError(
-        f"Expected the FFN at {one.path} of {name} to compute {formula} with {one.activation}, got other outputs on "
-        "the same inputs: name what it computes with ffns=, or count what is above a threshold=."
-    )
+    return found
 
 
-def _own_outputs(one: FoundFFN) -> tuple[Tensor, Tensor]:
-    """Return random inputs, and what the model's own FFN makes of them; no generator of torch is moved on."""
-    weight = one.maps[0].weight
-    x = torch.randn(1, ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
-    x = x.to(weight.device, weight.dtype)
-    with evaluating(one.entry), torch.autocast(weight.device.type, enabled=False):
-        y = one.entry.forward(x)
-        for module in one.idle:
-            y = module.forward(y)
-    return x, y
-
-
-def _agrees(ours: Tensor, own: Any) -> bool:
-    if not isinstance(own, Tensor) or own.shape != ours.shape:
-        return False
-    most = TOLERANCE.get(own.dtype, 3e-2) * float(own.float().abs().max())
-    return bool((ours.float() - own.float()).abs().max() <= most)
+def _refuse_unnamed(name: str, model: Any, ffns: FFNs | None) -> None:
+    if ffns is None and not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"Expected ffns= for {name}, which is no model of transformers: name its FFNs, as in "
+            'ffns={"blocks.0.mlp": ("gate_proj", "up_proj", "down_proj")}.'
+        )
 
 
 def _loaded(

@@ -1,7 +1,7 @@
 """Find the FFNs of a model object: by its family, by the names that the caller gives, or by their maps back.
 
-An FFN that is found is not yet known to compute what its names suggest: `attach.py` compares it with ours. One that two
-layers share, or that is more than linear maps around an activation, is refused.
+An FFN that is found is not yet known to compute what its names suggest: `ours` makes one that does, and compares the
+two. One that two layers share, or that is more than linear maps around an activation, is refused.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from twell.kernels.modules import SparseFFN
+from twell.kernels.modules import Probe, SparseFFN
 from twell.workbench.errors import UserError
 from twell.workbench.models import threshold_ffn
 from twell.workbench.models.families import ACTIVATIONS, FAMILIES, GATED, PLAIN
 from twell.workbench.models.sizes import decoder_layers
 
+ROWS = 8  # random inputs that an FFN is compared on
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of outputs, by their greatest; of 16-bit types 3e-2
 KNOWN_MAPS = (GATED, ("fc1", "fc2"), PLAIN, ("w1", "w3", "w2"), ("c_fc", "c_proj"))
 
 
@@ -198,3 +201,43 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for one, training in modes:
             one.training = training
+
+
+def ours(name: str, one: FoundFFN, layer: int, kernel: str, probe: Probe) -> SparseFFN:
+    """Make our FFN on the weights of one that was found, or return it if it is ours.
+
+    Raises UserError where the two compute different outputs on a few random inputs.
+    """
+    if isinstance(one.entry, SparseFFN):
+        return one.entry
+    make = SparseFFN.gated if len(one.maps) == 3 else SparseFFN.plain
+    own = _own_outputs(one)
+    for up_relu in (False, True) if one.up_relu is None and len(one.maps) == 3 else (bool(one.up_relu),):
+        given: dict[str, Any] = {"up_relu": up_relu} if len(one.maps) == 3 else {}
+        ffn = make(*one.maps, layer=layer, kernel=kernel, probe=probe, activation=one.activation, **given)
+        if _agrees(ffn(own[0]), own[1]):
+            return ffn
+    formula = "down(act(gate) * up)" if len(one.maps) == 3 else "out(act(in))"
+    raise UserError(
+        f"Expected the FFN at {one.path} of {name} to compute {formula} with {one.activation}, got other outputs on "
+        "the same inputs: name what it computes with ffns=, or count what is above a threshold=."
+    )
+
+
+def _own_outputs(one: FoundFFN) -> tuple[Tensor, Tensor]:
+    """Return random inputs, and what the model's own FFN makes of them; no generator of torch is moved on."""
+    weight = one.maps[0].weight
+    x = torch.randn(1, ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    x = x.to(weight.device, weight.dtype)
+    with evaluating(one.entry), torch.autocast(weight.device.type, enabled=False):
+        y = one.entry.forward(x)
+        for module in one.idle:
+            y = module.forward(y)
+    return x, y
+
+
+def _agrees(ours: Tensor, own: Any) -> bool:
+    if not isinstance(own, Tensor) or own.shape != ours.shape:
+        return False
+    most = TOLERANCE.get(own.dtype, 3e-2) * float(own.float().abs().max())
+    return bool((ours.float() - own.float()).abs().max() <= most)

@@ -1,0 +1,125 @@
+"""A model of one's own whose FFNs are replaced: it computes what it did, and what is refused is as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.watched import same_state, state_of
+from torch import Tensor, nn
+
+from twell.kernels.modules import SparseFFN
+from twell.workbench import use_sparse_ffns, watch
+from twell.workbench.errors import UserError
+
+
+def replaced(model: nn.Module) -> int:
+    """Return how many FFNs are ours."""
+    return sum(isinstance(module, SparseFFN) for module in model.modules())
+
+
+def outputs(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return logits of a batch, and what is generated after it."""
+    with torch.no_grad():
+        return model(**batch).logits, model.generate(**batch, max_new_tokens=6, do_sample=False, pad_token_id=0)
+
+
+def assert_runs_sparse(model: Any, batch: Any) -> None:
+    """Replace a model's FFNs, and expect the outputs that it had. The model is float64."""
+    logits, generated = outputs(model, batch)
+    assert use_sparse_ffns(model) is model and replaced(model) == model.config.num_hidden_layers
+    sparse_logits, sparse_generated = outputs(model, batch)
+    torch.testing.assert_close(sparse_logits, logits, rtol=1e-9, atol=1e-9)
+    assert torch.equal(sparse_generated, generated)
+
+
+def test_outputs_are_those_of_the_model(model: Any, batch: Any) -> None:
+    assert_runs_sparse(model, batch)
+
+
+def test_families(family: Any, batch: Any) -> None:
+    assert_runs_sparse(family, batch)
+
+
+def test_it_can_be_watched_and_replaced_again(model: Any, tokenizer: Any, batch: Any) -> None:
+    with watch(model, tokenizer) as before:
+        model(**batch)
+    use_sparse_ffns(model)
+    ours = [module for module in model.modules() if isinstance(module, SparseFFN)]
+    with watch(model, tokenizer) as after, torch.no_grad():
+        model(**batch)
+    assert after.by_layer()["mean"].tolist() == before.by_layer()["mean"].tolist()
+    use_sparse_ffns(model)
+    assert [module for module in model.modules() if isinstance(module, SparseFFN)] == ours
+    assert all(ffn.probe.probes == "none" for ffn in ours)
+
+
+def test_compiled_it_stays_one_graph(small: Any, compiler: Callable[..., Any]) -> None:
+    ids = torch.arange(1, 9)[None]
+    with torch.no_grad():
+        expected = small(ids).logits
+        compiled = compiler(use_sparse_ffns(small), backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(ids).logits, expected)
+
+
+class Own(nn.Module):
+    """An FFN that no library knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.inner(x).relu())
+
+
+class Holder(nn.Module):
+    """A module with one FFN in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = Own()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+def test_a_module_of_ones_own() -> None:
+    module, x = Holder(), torch.randn(3, 16)
+    with torch.no_grad():
+        expected = module(x)
+        use_sparse_ffns(module, ffns={"first": ("inner", "outer")})
+        assert isinstance(module.first, SparseFFN) and module.first is module.second
+        torch.testing.assert_close(module(x), expected)
+
+
+class Silu(nn.Module):
+    """An FFN with the names of one of ours, that computes something else."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def test_what_is_refused_is_as_it_was(small: Any) -> None:
+    small.model.layers[1].mlp = Silu(small.model.layers[1].mlp)  # the last one: the first has been made by then
+    before = state_of(small)
+    with pytest.raises(UserError, match="layer 1 of LlamaForCausalLM to compute"):
+        use_sparse_ffns(small)
+    assert same_state(before, state_of(small))
+
+
+def test_refusals(small: Any) -> None:
+    own = Own()
+    with pytest.raises(UserError, match="which is no model of transformers"):
+        use_sparse_ffns(own)
+    with pytest.raises(UserError, match="Expected FFNs within Own, got its own path in ffns="):
+        use_sparse_ffns(own, ffns={"": ("inner", "outer")})
+    with watch(small), pytest.raises(UserError, match="leave the first watch"):
+        use_sparse_ffns(small)
+    assert replaced(small) == 0
