@@ -16,6 +16,7 @@ from support.watched import PAD, SENTENCES, by_hooks, first_map, rows_of, same_s
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from twell.analysis import by_layer, by_neuron
+from twell.kernels.modules import SparseFFN
 from twell.workbench import ablate, capture, open_run, threshold, watch
 from twell.workbench.errors import UserError
 from twell.workbench.run.schema import nnz_columns
@@ -247,3 +248,4 @@ def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exec(code, names)
     assert open_run(tmp_path / "runs" / "mine").manifest.tokens == len(names["w"].nnz)
     assert names["run"].manifest.sequences == 2
+    assert isinstance(model.model.layers[0].mlp, SparseFFN)
