@@ -13,6 +13,7 @@ from twell import analysis
 from twell.analysis.exports.documents.introduction import introduction
 from twell.analysis.figures.overview import BLOCKS, comparable_speedup, layer_by_layer, layer_rows
 from twell.analysis.figures.speed.bench_beside import beside_capture
+from twell.analysis.figures.speed.whole_beside import whole_beside
 from twell.analysis.figures.style import GREY
 from twell.analysis.memo import built_once
 from twell.analysis.speed.ffn_speedup import conditions
@@ -66,6 +67,8 @@ def draw_headline(run: Run) -> None:
     if bench := fetch(run, beside_capture):
         kernels = f'<a href="{link("kernels")}">Both, layer by layer</a>'
         widgets.note(f"FFN speedup here {times(numbers['speedup'])}; {html.escape(typeset(bench))} {kernels}.")
+    if whole_model := fetch(run, whole_beside):
+        widgets.note(f'{html.escape(typeset(whole_model))} <a href="{link("kernels")}">All cases</a>.')
 
 
 def used_notes(numbers: dict[str, Any]) -> tuple[str, ...]:

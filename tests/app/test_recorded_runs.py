@@ -12,6 +12,8 @@ from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
 from twell.analysis import by_layer, by_token
+from twell.analysis.figures.speed.whole_beside import whole_beside
+from twell.app.ui.formatting import typeset
 from twell.data.recorded import ship
 from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
@@ -30,6 +32,15 @@ def test_every_page_opens_on_the_recorded_runs(show: Show) -> None:
             assert not test.exception
             assert not test.warning
         assert not show(recorded, "neuron", run=name, neuron="L0/N0").exception
+
+
+def test_overview_says_what_the_whole_model_is_worth_where_it_was_timed(show: Show) -> None:
+    recorded = Path(__file__).resolve().parents[2] / "data" / "recorded"
+    said = {path.parent.name: whole_beside(open_run(path.parent)) for path in recorded.glob("*/run.json")}
+    assert any(said.values()) and not all(said.values())
+    for name, sentence in said.items():
+        page = markup(show(recorded, run=name))
+        assert (f"{typeset(sentence)} <a " in page) if sentence else "The whole model by" not in page
 
 
 def test_what_ships_is_small_and_its_pages_open(

@@ -12,6 +12,8 @@ import pytest
 from twell.analysis import whole_model
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, UNTOLD
 from twell.analysis.claims.speed import energy, faster, up_to_thirty
+from twell.analysis.figures.labels import SPACE
+from twell.analysis.figures.speed.whole_beside import whole_beside
 from twell.analysis.speed.whole_model import meanings, pass_on_text
 from twell.workbench.bench.table import Sheet
 from twell.workbench.errors import Missing
@@ -111,6 +113,26 @@ def test_a_pass_on_text_has_an_interval_from_seven_turns_on(run: Run) -> None:
     timed = pass_on_text(open_run(run.path))
     assert timed is not None and timed["repeats"] == 7 and timed["mean"] == 1.5 and timed["energy"] == 0.75
     assert (timed["mean_low"], timed["mean_high"]) == pytest.approx((290 / 210, 310 / 190))
+
+
+def test_what_it_is_worth_in_a_sentence(run: Run) -> None:
+    """The longest pass and steps in order, of the device that was timed last; and what turns do not tell."""
+    assert whole_beside(run) == ""
+    rows = [row for side in ("dense", "sparse") for row in measured(f"whole_{side}", (9.0,) * 3, device="other")]
+    for tokens, gain in ((64, 2.0), (128, 1.5)):
+        case = {"case": f"whole model on text, {tokens} rows", "rows": tokens}
+        rows += measured("whole_dense", (gain * 100,) * 3, **case) + measured("whole_sparse", (100.0,) * 3, **case)
+    compiled = {"case": "whole model on text, 128 rows", "rows": 128}
+    rows += measured("whole_dense_compiled", (125.0, 90.0, 130.0), **compiled)
+    rows += measured("whole_sparse_compiled", (100.0, 95.0, 105.0), **compiled)
+    for number, gain in ((64, 1.1), (1, 1.4)):
+        case = {"case": f"whole model, decoding {number} sequence{'s' * (number > 1)}", "rows": number}
+        rows += measured("step_dense", (gain * 100,) * 3, **case) + measured("step_sparse", (100.0,) * 3, **case)
+    Sheet(run.path).add(rows)
+    assert whole_beside(open_run(run.path)).replace(SPACE, " ") == (
+        "The whole model by twell bench, dense time / sparse time on made: a forward pass 1.50 × eager, 1.25 × (not "
+        "told from 1 × by its turns) compiled; a step of decoding 1.40 × for 1 sequence, 1.10 × for 64 sequences."
+    )
 
 
 @pytest.mark.parametrize(
