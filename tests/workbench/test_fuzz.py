@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.fuzz import FAILED, REFUSED, SAME, models, texts
 
+from twell.workbench import open_run
 from twell.workbench.capturing import prefetch
 from twell.workbench.errors import LONGEST, UserError, quoted, usable
 from twell.workbench.text import sequences, streams, tables
@@ -53,6 +54,8 @@ def test_a_message_is_one_line_that_can_be_printed() -> None:
     for name, got in (("a" * 300, "got one of 300 characters"), ("a\0b", "null character"), ("\udc80", "UTF-8")):
         with pytest.raises(UserError, match=got):
             usable(name)
+        with pytest.raises(UserError, match=got):
+            open_run(name)
         with pytest.raises(UserError, match="Expected a name"):
             open_sources([f"{name}.txt"])
 

@@ -124,7 +124,10 @@ class Sheet:
                 raise UserError(f"Expected a run that has ended for --out, {out} is still being recorded: wait for it.")
             self.out = self._listed(self.run.path)
         elif out.is_dir() or out.suffix != ".parquet":
-            raise UserError(f"Expected --out to be a run's folder or a file that ends in .parquet, got {out}.")
+            raise UserError(
+                f"Expected --out to be a run's folder or a file that ends in .parquet, got {out}: name a file such as "
+                f"{out.stem or 'bench'}.parquet, or capture the run first."
+            )
         if self.out is not None and self.out.exists():
             self._read(self.out)  # refused before anything is timed
 

@@ -239,6 +239,7 @@ def open_run(path: str | Path, without_damaged: bool = False) -> Run:
     its tables name them (`Run.left_out`). Otherwise a question that needs such a part is refused.
     """
     folder = path_of(path, "the folder of a run")
+    usable(folder)
     manifest = manifests.read(folder)
     return Run(folder, left_out.without_damaged(folder, manifest) if without_damaged else manifest)
 

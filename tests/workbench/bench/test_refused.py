@@ -48,7 +48,7 @@ def test_the_inputs_of_a_shape_are_those_that_are_made() -> None:
         ({"device": "cuda"}, "a CUDA device for --device cuda"),
         ({"energy": True}, "a GPU that reports its power for --energy"),
         ({"out": "FOLDER"}, "a run's folder or a file that ends in .parquet, got"),
-        ({"out": "FOLDER/figures.csv"}, "a file that ends in .parquet, got"),
+        ({"out": "FOLDER/figures.csv"}, r"got .*: name a file such as figures\.parquet, or capture the run first"),
         ({"out": "FOLDER/other.parquet"}, "a bench table at .*, got another file"),
         ({"patterns": "FOLDER/none_d64_f128.npz"}, r"npz of nnz_L and idx_L .*No such file"),
         ({"patterns": "FOLDER/other.parquet"}, r"an npz of .*, got a file that cannot be read \(it is no npz, or cut"),
