@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from support.captures import save_model
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from twell.analysis.exports import bench_cases
@@ -40,6 +41,17 @@ def test_steps_generate_what_transformers_generates(loaded: LoadedModel, prompts
         assert decoder.ids[:, 0].tolist() == expected[:, 5].tolist()
     again = generator(loaded, prompts, 6)()[:, 7:]  # the model is what it was
     assert again.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("family", ["opt", "nemotron", "qwen3", "mistral"])
+def test_steps_of_other_families(family: str, prompts: torch.Tensor, tmp_path: Path) -> None:
+    """A step has no mask, whatever a family makes of one: learned positions, fewer heads for keys, windows."""
+    act = {"hidden_act": "relu2"} if family == "nemotron" else {}
+    model = load(str(save_model(tmp_path / family, family, **act)), device="cpu")
+    expected = generator(model, prompts, 6)()[:, 7:]
+    decoder = Decoder(model, prompts, 5, compiled=False)
+    decoder.generate()
+    assert decoder.ids[:, 0].tolist() == expected[:, 5].tolist()
 
 
 def test_one_trace_of_a_layer_serves_steps_of_all_lengths(
