@@ -29,6 +29,7 @@ from twell.workbench.errors import UserError, first_line, utf8
 from twell.workbench.models import threshold_ffn
 from twell.workbench.models.ffn_slot import SLOTS, MapSlot, Slot
 from twell.workbench.models.find_ffns import (
+    COUNT,
     FFNs,
     FoundFFN,
     evaluating,
@@ -43,6 +44,7 @@ from twell.workbench.models.find_ffns import (
 from twell.workbench.models.load import CONTEXT, LoadedModel
 from twell.workbench.models.sizes import decoder_layers, refuse_own_widths
 
+TRAIN = "make a model of FFNs with a ReLU, as `twell train --from MODEL --teacher MODEL` does"  # to run it sparse
 SAMPLED = 64  # numbers of each parameter that identify the weights
 
 
@@ -122,8 +124,8 @@ def attached(
 def use_sparse_ffns(model: Model, *, ffns: FFNs | None = None, kernel: str = "auto") -> Model:
     """Put sparse FFNs in the place of a model's own, for good, and return the model; outputs are unchanged.
 
-    They are for inference, as no gradients go through them, and do not count; their weights have names of their own,
-    so do not save the model. With torch.compile(model, backend="twell") their kernels add the residual too.
+    They are for inference, under torch.no_grad(), and do not count; their weights have names of their own, so the model
+    cannot be saved. With torch.compile(model, backend="twell") their kernels add the residual too.
 
     model, ffns: as in `attached`; kernel: as in `load`
 
@@ -133,17 +135,38 @@ def use_sparse_ffns(model: Model, *, ffns: FFNs | None = None, kernel: str = "au
     called = _name(inner)
     _refuse(called, inner)
     with torch.inference_mode(False), torch.no_grad(), _refusing(called):
-        found = _found(called, inner, ffns)
+        found = _found(called, inner, ffns, TRAIN)
+        for one in found:
+            _refuse_wrapped(called, one)
         if any(one.entry is inner for one in found):
             raise UserError(f"Expected FFNs within {called}, got its own path in ffns=: put it into a module first.")
         places: dict[nn.Module, nn.Module] = {}  # what comes into the place of each
         for layer, one in enumerate(found):
-            places |= {one.entry: ours(called, one, layer, kernel, Probe())}
+            places |= {one.entry: ours(called, one, layer, kernel, Probe(), TRAIN)}
             places |= {module: nn.Identity() for module in one.idle}
     for path, module in list(inner.named_modules(remove_duplicate=False)):
         if module in places:
             inner.set_submodule(path, places[module])
+    if isinstance(inner, PreTrainedModel):
+        inner.save_pretrained = _refuse_saving  # type: ignore[method-assign]
     return model
+
+
+def _refuse_wrapped(name: str, one: FoundFFN) -> None:
+    """Raise UserError for an FFN that is more than its code, which a sparse one in its place would not run."""
+    for module in (one.entry, *one.maps, *one.idle):
+        if one.maps and (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)):
+            raise UserError(
+                f"Expected FFNs in {name} without hooks and with their class's forward, got others at {one.path}: "
+                "first leave the watch, or remove what another library has put there."
+            )
+
+
+def _refuse_saving(*_: Any, **__: Any) -> None:
+    raise UserError(
+        "Expected a model with FFNs of its own to save, got one in which use_sparse_ffns has replaced them: load the "
+        "model again, and save that."
+    )
 
 
 def _name(model: nn.Module) -> str:
@@ -156,7 +179,7 @@ def _refusing(name: str) -> Iterator[None]:
     """Turn what a kernel or a model's own code raises into a UserError."""
     try:
         yield
-    except (ValueError, RuntimeError, TypeError) as error:
+    except (ValueError, RuntimeError, TypeError, AssertionError, AttributeError, LookupError) as error:
         raise UserError(f"{name} cannot run: {first_line(error)}.") from None
 
 
@@ -218,10 +241,10 @@ def _counted(down: nn.Module, threshold: float, layer: int, probe: Probe) -> Cou
     return CountedMap(nn.Identity(), d_model, d_ff, threshold=threshold, layer=layer, probe=probe)
 
 
-def _found(name: str, model: Any, ffns: FFNs | None) -> list[FoundFFN]:
+def _found(name: str, model: Any, ffns: FFNs | None, advice: str = COUNT) -> list[FoundFFN]:
     """Find a model's FFNs. Raises UserError for one that is covered already."""
     _refuse_unnamed(name, model, ffns)
-    found = of_family(name, model) if ffns is None else named(name, model, ffns)
+    found = of_family(name, model, advice=advice) if ffns is None else named(name, model, ffns)
     covered = {slot.entry for slot in SLOTS.values() if isinstance(slot, Slot)}
     if any(one.entry in covered for one in found):
         raise UserError(f"Expected a model that is not watched yet, {name} is: leave the first watch before the next.")

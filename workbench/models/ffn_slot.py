@@ -128,7 +128,7 @@ class Slot:
         dense = self._own_gate if self.maps and entry is self.maps[0] else own[entry]
 
         def forward(x: Tensor, *args: Any, **keywords: Any) -> Tensor:
-            if self.is_dense(x):
+            if self.is_dense(x) or args or keywords:  # what they are to do, the FFN's own code knows alone
                 if not torch.compiler.is_compiling():
                     self.own_storage()
                 return dense(x, *args, **keywords)

@@ -22,7 +22,9 @@ from twell.workbench.models.families import ACTIVATIONS, FAMILIES, GATED, PLAIN
 from twell.workbench.models.sizes import decoder_layers
 
 ROWS = 8  # random inputs that an FFN is compared on
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of outputs, by their greatest; of 16-bit types 3e-2
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of a row, by its greatest; of 16-bit types 3e-2
+LOUD = 8  # times as great are half of these; in float16 none, where squares would overflow
+COUNT = "count what is above a threshold=, such as 0.01"  # what to do with an FFN that our op does not compute
 KNOWN_MAPS = (GATED, ("fc1", "fc2"), PLAIN, ("w1", "w3", "w2"), ("c_fc", "c_proj"))
 
 
@@ -54,21 +56,22 @@ class FoundFFN:
     up_relu: bool | None  # None: to be found out
 
 
-def of_family(name: str, model: Any, any_activation: bool = False) -> list[FoundFFN]:
-    """Return the FFNs of a model of a family that the kernels run; any_activation: also with one that they do not."""
+def of_family(name: str, model: Any, any_activation: bool = False, advice: str = COUNT) -> list[FoundFFN]:
+    """Return the FFNs of a model of a family that the kernels run; any_activation: also with one that they do not;
+    advice: what to do with another model, in a refusal."""
     config = model.config.get_text_config()
     family = FAMILIES.get(config.model_type)
     layers = decoder_layers(model)
     if family is None or not layers:
         raise UserError(
-            f"Expected a model of model_type {', '.join(FAMILIES)} with ReLU, got {config.model_type} in {name}: count "
-            "what is above a threshold=, such as 0.01, or name its FFNs with ffns=."
+            f"Expected a model of model_type {', '.join(FAMILIES)} with ReLU, got {config.model_type} in {name}: "
+            f"{advice}, or name its FFNs with ffns=."
         )
     activation = getattr(config, family.act, None)
     if activation not in ACTIVATIONS and not any_activation:
         raise UserError(
             f"Expected a ReLU in the FFNs of {name}, got {family.act} {activation!r}, which has no zeros to count: "
-            "count what is above a threshold=, such as 0.01."
+            f"{advice}."
         )
     ffns = []
     for number, layer in enumerate(layers):
@@ -203,10 +206,10 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             one.training = training
 
 
-def ours(name: str, one: FoundFFN, layer: int, kernel: str, probe: Probe) -> SparseFFN:
+def ours(name: str, one: FoundFFN, layer: int, kernel: str, probe: Probe, advice: str = COUNT) -> SparseFFN:
     """Make our FFN on the weights of one that was found, or return it if it is ours.
 
-    Raises UserError where the two compute different outputs on a few random inputs.
+    Raises UserError where the two compute different outputs on a few random inputs. advice: what to do then
     """
     if isinstance(one.entry, SparseFFN):
         return one.entry
@@ -220,7 +223,7 @@ def ours(name: str, one: FoundFFN, layer: int, kernel: str, probe: Probe) -> Spa
     formula = "down(act(gate) * up)" if len(one.maps) == 3 else "out(act(in))"
     raise UserError(
         f"Expected the FFN at {one.path} of {name} to compute {formula} with {one.activation}, got other outputs on "
-        "the same inputs: name what it computes with ffns=, or count what is above a threshold=."
+        f"the same inputs: name what it computes with ffns=, or {advice}."
     )
 
 
@@ -228,6 +231,8 @@ def _own_outputs(one: FoundFFN) -> tuple[Tensor, Tensor]:
     """Return random inputs, and what the model's own FFN makes of them; no generator of torch is moved on."""
     weight = one.maps[0].weight
     x = torch.randn(1, ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    if weight.dtype != torch.float16:
+        x[:, ROWS // 2 :] *= LOUD  # of an activation with a ceiling
     x = x.to(weight.device, weight.dtype)
     with evaluating(one.entry), torch.autocast(weight.device.type, enabled=False):
         y = one.entry.forward(x)
@@ -239,5 +244,5 @@ def _own_outputs(one: FoundFFN) -> tuple[Tensor, Tensor]:
 def _agrees(ours: Tensor, own: Any) -> bool:
     if not isinstance(own, Tensor) or own.shape != ours.shape:
         return False
-    most = TOLERANCE.get(own.dtype, 3e-2) * float(own.float().abs().max())
-    return bool((ours.float() - own.float()).abs().max() <= most)
+    most = TOLERANCE.get(own.dtype, 3e-2) * own.double().abs().amax(-1, keepdim=True)
+    return bool(((ours.double() - own.double()).abs() <= most).all())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,10 +71,10 @@ class Own(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.outer = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.inner, self.outer, self.activation = nn.Linear(16, 64), nn.Linear(64, 16), nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(self.inner(x).relu())
+        return self.outer(self.activation(self.inner(x)))
 
 
 class Holder(nn.Module):
@@ -114,6 +116,32 @@ def test_what_is_refused_is_as_it_was(small: Any) -> None:
     assert same_state(before, state_of(small))
 
 
+@pytest.mark.parametrize("where", ["mlp", "mlp.up_proj"])
+def test_hooks_are_not_lost(small: Any, where: str) -> None:
+    hook = small.model.layers[1].get_submodule(where).register_forward_hook(lambda _module, _x, y: y + 1)
+    with pytest.raises(UserError, match="without hooks and with their class's forward, got others at layer 1"):
+        use_sparse_ffns(small)
+    hook.remove()
+    use_sparse_ffns(small)
+    assert replaced(small) == 2
+
+
+def test_a_model_that_is_replaced_is_not_saved(small: Any, tmp_path: Path) -> None:
+    copy = deepcopy(use_sparse_ffns(small))
+    for model in (small, copy):
+        with pytest.raises(UserError, match="Expected a model with FFNs of its own to save"):
+            model.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists() and replaced(copy) == 2
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU6(), nn.LeakyReLU(), nn.GELU()])
+def test_other_activations_are_told_apart(activation: nn.Module) -> None:
+    module = nn.Sequential(Own())
+    module[0].activation = activation
+    with pytest.raises(UserError, match="or make a model of FFNs with a ReLU, as `twell train"):
+        use_sparse_ffns(module, ffns={"0": ("inner", "outer")})
+
+
 def test_refusals(small: Any) -> None:
     own = Own()
     with pytest.raises(UserError, match="which is no model of transformers"):
@@ -122,4 +150,9 @@ def test_refusals(small: Any) -> None:
         use_sparse_ffns(own, ffns={"": ("inner", "outer")})
     with watch(small), pytest.raises(UserError, match="leave the first watch"):
         use_sparse_ffns(small)
+    with watch(small, threshold=0.01), pytest.raises(UserError, match="first leave the watch"):
+        use_sparse_ffns(small)
     assert replaced(small) == 0
+    small.config.hidden_act = "silu"
+    with pytest.raises(UserError, match="got hidden_act 'silu', which has no zeros to count: make a model"):
+        use_sparse_ffns(small)

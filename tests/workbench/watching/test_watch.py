@@ -269,6 +269,28 @@ def test_a_module_of_ones_own(batch: Any) -> None:
     np.testing.assert_array_equal(w.nnz, torch.stack(expected, 1).numpy())
 
 
+def test_an_ffn_that_takes_more_than_its_input() -> None:
+    """What else it is given, its own code alone knows what to do with: it runs, and is counted."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.out = torch.nn.Linear(16, 40), torch.nn.Linear(40, 16)
+
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return self.out(torch.relu(self.up(x))) * scale
+
+    torch.manual_seed(0)
+    net, x = torch.nn.ModuleDict({"a": Scaled()}), torch.randn(2, 5, 16)
+    for call in (lambda x: net["a"](x, 5.0), lambda x: net["a"](x, scale=5.0)):
+        net.forward = call  # type: ignore[method-assign]
+        with torch.no_grad():
+            expected = net(x)
+            with watch(net, ffns={"a": ("up", "out")}) as w:
+                torch.testing.assert_close(net(x), expected)
+            np.testing.assert_array_equal(w.nnz[:, 0], (net["a"].up(x) > 0).sum(-1).flatten().numpy())
+
+
 @pytest.mark.parametrize("both", [(False, True), (True, False)], ids=["the second", "the first"])
 def test_a_relu_on_both_branches_of_some_layers(both: tuple[bool, bool]) -> None:
     """In a layer without it, every neuron that fires is used."""
