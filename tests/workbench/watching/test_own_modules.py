@@ -1,0 +1,84 @@
+"""Modules of one's own under a watch: FFNs by name, of several kinds, that take more than their input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from twell.workbench import watch
+
+
+def test_a_module_of_ones_own() -> None:
+    """FFNs by name, in a module that is no language model; its inputs are vectors."""
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.out = torch.nn.Linear(16, 40), torch.nn.Linear(40, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(torch.relu(self.up(x)))
+
+    torch.manual_seed(0)
+    net = torch.nn.ModuleDict({"a": Block(), "b": Block()})
+    net.forward = lambda x: x + net["b"](net["a"](x))  # type: ignore[method-assign]
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad():
+        inner = net["a"](x)
+        expected = [(net["a"].up(x) > 0).sum(-1).flatten(), (net["b"].up(inner) > 0).sum(-1).flatten()]
+        with watch(net, ffns={"a": ("up", "out"), "b": ("up", "out")}) as w:
+            net(x)
+    np.testing.assert_array_equal(w.nnz, torch.stack(expected, 1).numpy())
+
+
+def test_an_ffn_that_takes_more_than_its_input() -> None:
+    """What else it is given, its own code alone knows what to do with: it runs, and is counted."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.out = torch.nn.Linear(16, 40), torch.nn.Linear(40, 16)
+
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return self.out(torch.relu(self.up(x))) * scale
+
+    torch.manual_seed(0)
+    net, x = torch.nn.ModuleDict({"a": Scaled()}), torch.randn(2, 5, 16)
+    for call in (lambda x: net["a"](x, 5.0), lambda x: net["a"](x, scale=5.0)):
+        net.forward = call  # type: ignore[method-assign]
+        with torch.no_grad():
+            expected = net(x)
+            with watch(net, ffns={"a": ("up", "out")}) as w:
+                torch.testing.assert_close(net(x), expected)
+            np.testing.assert_array_equal(w.nnz[:, 0], (net["a"].up(x) > 0).sum(-1).flatten().numpy())
+
+
+@pytest.mark.parametrize("both", [(False, True), (True, False)], ids=["the second", "the first"])
+def test_a_relu_on_both_branches_of_some_layers(both: tuple[bool, bool]) -> None:
+    """In a layer without it, every neuron that fires is used."""
+
+    class Block(torch.nn.Module):
+        def __init__(self, up_relu: bool) -> None:
+            super().__init__()
+            self.w1, self.w3, self.w2 = (torch.nn.Linear(*sizes) for sizes in ((16, 40), (16, 40), (40, 16)))
+            self.up_relu = up_relu
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            up = self.w3(x)
+            return self.w2(self.w1(x).relu() * (up.relu() if self.up_relu else up))
+
+    torch.manual_seed(0)
+    blocks, x = torch.nn.Sequential(*map(Block, both)), torch.randn(2, 5, 16)
+    nnz, used = [], []
+    with torch.no_grad():
+        at = x
+        for block in blocks:
+            fired, at, up = block.w1(at) > 0, block(at), block.w3(at) > 0  # type: ignore[operator]
+            nnz.append(fired.sum(-1).flatten())
+            used.append((fired & up).sum(-1).flatten() if block.up_relu else nnz[-1])
+        with watch(blocks, ffns=["0", "1"]) as w:
+            blocks(x)
+    np.testing.assert_array_equal(w.nnz, torch.stack(nnz, 1).numpy())
+    np.testing.assert_array_equal(w.table()[["used_00", "used_01"]], torch.stack(used, 1).numpy())
+    assert f"in layer {both.index(True)} gate" in w.run.manifest.nnz_definition
