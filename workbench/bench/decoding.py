@@ -139,7 +139,7 @@ class Decoder:
         in `ids`."""
         for block in self._blocks:
             block.cache.extend(positions, length)
-        columns = torch.arange(length, device=ids.device)
+        columns = torch.arange(length, device=ids.device)  # the body would make a mask of its own for a step, too
         mask = (columns <= positions[:, None])[None, None].expand(len(ids), -1, -1, -1)
         hidden = self._loaded.body(
             input_ids=ids, attention_mask=mask, position_ids=positions.expand(len(ids), -1), use_cache=False

@@ -46,8 +46,6 @@ from twell.workbench.models.sizes import decoder_layers, refuse_own_widths
 
 TRAIN = "make a model of FFNs with a ReLU, as `twell train --from MODEL --teacher MODEL` does"  # to run it sparse
 SAMPLED = 64  # numbers of each parameter that identify the weights
-
-
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -134,6 +132,7 @@ def use_sparse_ffns(model: Model, *, ffns: FFNs | None = None, kernel: str = "au
     inner = unwrapped(model)
     called = _name(inner)
     _refuse(called, inner)
+    _refuse_unnamed(called, inner, ffns)
     with torch.inference_mode(False), torch.no_grad(), _refusing(called):
         found = _found(called, inner, ffns, TRAIN)
         for one in found:
@@ -243,7 +242,6 @@ def _counted(down: nn.Module, threshold: float, layer: int, probe: Probe) -> Cou
 
 def _found(name: str, model: Any, ffns: FFNs | None, advice: str = COUNT) -> list[FoundFFN]:
     """Find a model's FFNs. Raises UserError for one that is covered already."""
-    _refuse_unnamed(name, model, ffns)
     found = of_family(name, model, advice=advice) if ffns is None else named(name, model, ffns)
     covered = {slot.entry for slot in SLOTS.values() if isinstance(slot, Slot)}
     if any(one.entry in covered for one in found):
