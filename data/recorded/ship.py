@@ -10,7 +10,7 @@ With --rows the text can be read from the run, so it must be the package's own:
 
 The wide run is of a model that was trained for a minute, on text that does not ship, on one H200:
 
-    twell train --config paper-28x2048 --l1 1e-3 --text train.txt.zst --out paper-28x2048 --minutes 1
+    twell train --config paper-28x2048 --l1 1e-3 --text train.txt.zst --out paper-28x2048 --minutes 1.2
     twell capture paper-28x2048 --text heldout.txt.zst --examples 2 --out runs/wide
     twell bench paper-28x2048 --text heldout.txt.zst --whole --energy --out runs/wide
     twell bench paper-28x2048 --text heldout.txt.zst --inputs text --kernel hopper --out runs/wide
