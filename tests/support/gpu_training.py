@@ -64,9 +64,11 @@ def ours(tensors: list[Tensor], **options: Any) -> tuple[Trained, list[Tensor]]:
 
 
 def dense(tensors: list[Tensor]) -> list[Tensor]:
-    """Return y and the gradients of the dense formula in bfloat16."""
-    hidden = linear(tensors[0], tensors[1]).relu() * linear(tensors[0], tensors[2])
-    y, l1 = linear(hidden, tensors[3]), hidden.abs().sum(dtype=torch.float32) / len(tensors[0])
+    """Return y and the gradients of the dense formula in bfloat16; biases of gate, up and down may follow."""
+    x, gate, up, down, *biases = tensors
+    of_gate, of_up, of_down = biases or (None, None, None)
+    hidden = linear(x, gate, of_gate).relu() * linear(x, up, of_up)
+    y, l1 = linear(hidden, down, of_down), hidden.abs().sum(dtype=torch.float32) / len(x)
     return [y, *gradients(y, l1, tensors)]
 
 

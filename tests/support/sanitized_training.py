@@ -86,25 +86,27 @@ def refuses() -> str | None:
     return hopper_backward.refuses(torch.device("cuda"), torch.bfloat16, 64, 64, 1, True, "relu")
 
 
-def biases(d_model: int, d_ff: int) -> list[Tensor]:
-    """Return those of gate, up and down."""
-    sizes = (d_ff, d_ff, d_model)
-    return [torch.full((many,), 0.1, dtype=torch.bfloat16, device="cuda").requires_grad_() for many in sizes]
+def arguments(name: str) -> Iterator[tuple[str, list[Tensor]]]:
+    """Yield what to print of a call and its tensors, for each shape, some neurons firing and all of them."""
+    for n, d_model, d_ff in SHAPES:
+        for shift in (-2.2, 60.0):
+            tensors = gpu_training.made(n, d_model, d_ff, shift)
+            for many in (d_ff, d_ff, d_model) if name == "biased" else ():  # of gate, up and down
+                tensors.append(torch.full((many,), 0.1, dtype=torch.bfloat16, device="cuda").requires_grad_())
+            yield f"{name} {n} {d_model} {d_ff} {shift}", tensors
 
 
 def main(names: list[str]) -> None:
-    """Run the named calls, some neurons firing and all of them, and wait for each."""
+    """Run the named calls and wait for each."""
     if reason := refuses():
         sys.exit(reason)
     began = time.perf_counter()
     for name in names:
         for options in CALLS[name]():
-            for shape in SHAPES:
-                for shift in (-2.2, 60.0):
-                    tensors = gpu_training.made(*shape, shift)
-                    gpu_training.ours([*tensors, *(biases(*shape[1:]) if name == "biased" else [])], **options)
-                    torch.cuda.synchronize()
-                    print(name, *shape, shift, f"{time.perf_counter() - began:.1f} s", flush=True)
+            for about, tensors in arguments(name):
+                gpu_training.ours(tensors, **options)
+                torch.cuda.synchronize()
+                print(about, f"{time.perf_counter() - began:.1f} s", flush=True)
     print("all done")
 
 

@@ -1,4 +1,4 @@
-"""The Hopper kernel where all that its threads tell each other comes late, after a while that nobody knows.
+"""The Hopper kernels where all that its threads tell each other comes late, after a while that nobody knows.
 
 A copy of its sources is compiled with random waits before each instruction on barriers, clusters and the copy engine.
 Who waits there for a round that has passed already, or for one that cannot come before its own, hangs or reads what is
@@ -13,12 +13,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from support import gpu_training, sanitized, sanitized_training
 from support.gpu_checks import CUDA, assert_same, skip_without
-from support.sanitized import CALLS, residual, run
 
 from twell.kernels import build
 from twell.kernels.backends import hopper, reference
@@ -83,10 +84,11 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
 
 
 @pytest.mark.gpu
-def test_right_however_late_its_threads_are(late: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["inference", "training"])
+def test_right_however_late_its_threads_are(late: tuple[Path, dict[str, str]], tmp_path: Path, name: str) -> None:
     """Calls that take every path, each several times."""
     kernels, environment = late
-    program = [sys.executable, __file__]
+    program = [sys.executable, __file__, name]
     with (tmp_path / "said.txt").open("w+", encoding="utf-8") as output:  # as far as it came, should it hang
         try:
             code: object = subprocess.run(
@@ -100,13 +102,12 @@ def test_right_however_late_its_threads_are(late: tuple[Path, dict[str, str]], t
     assert str(kernels) in printed, "it ran another copy"
 
 
-def main() -> None:
-    print(KERNELS, flush=True)
+def infer() -> Iterator[str]:
+    """Run every call of inference three times and expect the same each time; yield what was run."""
     if reason := hopper.refuses(CUDA, torch.bfloat16, 64, 64, 1):
         sys.exit(reason)
-    began = time.perf_counter()
     hopper.has_plan = lambda n, d_ff: n > 2048  # however few neurons there are
-    for name, calls in CALLS.items():
+    for name, calls in sanitized.CALLS.items():
         for params in calls() if name != "cuda" else ():
             about = f"{name} {list(params.x.shape)} {len(params.w_gate)}"
             expected, counted = reference.run(params)
@@ -114,15 +115,42 @@ def main() -> None:
             scale = 2**-7 * expected.abs().float().nan_to_num().amax(1, keepdim=True)  # a row's rounding
             assert bool(((first.float() - expected.float()).abs() <= scale)[counted.finite].all()), about
             if name == "added":
-                first = first + residual(params)
+                first = first + sanitized.residual(params)
             for _ in range(3):
-                y, stats = run(name, params)
+                y, stats = sanitized.run(name, params)
                 assert_same(f"{about}: y", y, first)
                 assert_same(f"{about}: nnz", stats.nnz, counted.nnz)
                 assert_same(f"{about}: finite", stats.finite, counted.finite)
-            print(about, f"{time.perf_counter() - began:.1f} s", flush=True)
+            yield about
+
+
+def train() -> Iterator[str]:
+    """Run every call with gradients three times, expect the dense formula's and the same bits; yield what was run."""
+    if reason := sanitized_training.refuses():
+        sys.exit(reason)
+    for name, calls in sanitized_training.CALLS.items():
+        for options in calls():
+            for about, tensors in sanitized_training.arguments(name):
+                expected, *wanted = gpu_training.dense(tensors)
+                out, first = gpu_training.ours(tensors, **options)
+                for got, want in zip((out.y, *first), (expected, *wanted), strict=True):
+                    mean, _ = gpu_training.errors(*torch.atleast_2d(got, want))
+                    assert mean <= 0.03, (about, list(got.shape), mean)
+                for _ in range(2):
+                    again, gradients = gpu_training.ours(tensors, **options)
+                    assert_same(f"{about}: y", again.y, out.y)
+                    for got, want in zip(gradients, first, strict=True):
+                        assert_same(f"{about}: gradient of {list(want.shape)}", got, want)
+                yield about
+
+
+def main(name: str) -> None:
+    print(KERNELS, flush=True)
+    began = time.perf_counter()
+    for about in {"inference": infer, "training": train}[name]():
+        print(about, f"{time.perf_counter() - began:.1f} s", flush=True)
     print("all done")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
