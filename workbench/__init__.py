@@ -10,8 +10,8 @@ from twell.workbench.run.store import open_run
 if TYPE_CHECKING:
     from twell.workbench.ablations.from_objects import study
     from twell.workbench.ablations.prune import load_pruned, prune
-    from twell.workbench.models.attach import use_sparse_ffns
     from twell.workbench.models.find_ffns import FFN
+    from twell.workbench.models.replace import use_sparse_ffns
     from twell.workbench.watching.ablation import ablate, threshold
     from twell.workbench.watching.callback import TwellCallback
     from twell.workbench.watching.from_objects import capture
@@ -40,7 +40,7 @@ _LAZY = {
     "prune": "twell.workbench.ablations.prune",
     "study": "twell.workbench.ablations.from_objects",
     "threshold": "twell.workbench.watching.ablation",
-    "use_sparse_ffns": "twell.workbench.models.attach",
+    "use_sparse_ffns": "twell.workbench.models.replace",
     "watch": "twell.workbench.watching.session",
 }
 

@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 
 from twell.workbench.ablations.passes import at_least_float32
 from twell.workbench.capturing.forward import LOGITS, Inputs
-from twell.workbench.models.ffn_slot import Cover
 from twell.workbench.models.own_code import OwnModel
+from twell.workbench.models.slots.cover import Cover
 from twell.workbench.text.batches import Batch
 
 

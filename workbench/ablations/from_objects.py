@@ -32,7 +32,7 @@ OF_STUDY = ("neurons", "tokens", "batch_tokens", "seed")  # fields of AblateOpti
 def study(
     model: nn.Module | str | Path,
     texts: str | Path | TextSource | Sequence[str | Path | TextSource],
-    conditions: Sequence[str] = (),
+    conditions: str | Sequence[str] = (),
     *,
     tokenizer: PreTrainedTokenizerFast | None = None,
     out: str | Path | None = None,
@@ -50,7 +50,10 @@ def study(
     for name in options:
         if name not in OF_STUDY:
             raise UserError(f"Expected options of a study, {', '.join(OF_STUDY)}, got {name}.")
-    chosen = AblateOptions(target="", condition=tuple(conditions), **plain_values(options))
+    given = (conditions,) if isinstance(conditions, str) else tuple(conditions)
+    if wrong := [one for one in given if not isinstance(one, str)]:
+        raise UserError(f"Expected conditions as text, such as ffn@3, got {wrong[0]!r}.")
+    chosen = AblateOptions(target="", condition=given, **plain_values(options))
     check_bounds(chosen, from_python=True)
     is_object = isinstance(model, nn.Module)
     if is_object and threshold is None and not has_zeros(unwrapped(model)):

@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 from twell.workbench.ablations.actions import Action, Silence, apply
 from twell.workbench.ablations.conditions import Intervention
 from twell.workbench.capturing.forward import LOGITS, Inputs
-from twell.workbench.models.ffn_slot import Cover
 from twell.workbench.models.own_code import OwnModel, masked_map
+from twell.workbench.models.slots.cover import Cover
 
 EVERY = 8  # firings that are left are counted on one of so many tokens
 

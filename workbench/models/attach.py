@@ -2,7 +2,7 @@
 
 The idea: `load` makes a model of a checkpoint's folder; here the model is there already, and someone else's. Its FFNs
 are found by its family, or by the names that the caller gives, and each is compared with ours on a few random inputs
-before it is covered (`ffn_slot.py`) or, by `use_sparse_ffns`, replaced. So an FFN that computes something else is
+before it is covered (`slots/`) or replaced (`replace.py`). So an FFN that computes something else is
 refused and never miscounted.
 
 Cost: a pass over the FFN's weights, and one of a few rows through each FFN, ours and the model's own.
@@ -15,19 +15,19 @@ Cost: a pass over the FFN's weights, and one of a few rows through each FFN, our
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from twell.kernels.modules import CountedMap, Probe
+from twell.kernels.modules import CountedMap, Probe, SparseFFN
 from twell.workbench.errors import UserError, first_line, utf8
 from twell.workbench.models import threshold_ffn
-from twell.workbench.models.ffn_slot import SLOTS, MapSlot, Slot
 from twell.workbench.models.find_ffns import (
     COUNT,
     FFNs,
@@ -43,10 +43,9 @@ from twell.workbench.models.find_ffns import (
 )
 from twell.workbench.models.load import CONTEXT, LoadedModel
 from twell.workbench.models.sizes import decoder_layers, refuse_own_widths
+from twell.workbench.models.slots.ffn_slot import SLOTS, MapSlot, Slot
 
-TRAIN = "make a model of FFNs with a ReLU, as `twell train --from MODEL --teacher MODEL` does"  # to run it sparse
 SAMPLED = 64  # numbers of each parameter that identify the weights
-Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -104,12 +103,12 @@ def attached(
     Raises UserError for a model whose FFNs cannot be counted; it is then as it was.
     """
     inner = unwrapped(model)
-    called = utf8(name) if name else _name(inner)
-    _refuse(called, inner)
+    called = utf8(name) if name else name_of(inner)
+    refuse_places(called, inner)
     slots: list[Slot | MapSlot] = []
     try:
         with torch.inference_mode(False), torch.no_grad():
-            with _refusing(called):
+            with refusing(called):
                 for slot in _slots(called, inner, ffns, threshold, kernel, Probe()):
                     slots.append(slot)  # one by one, so that those before a refused one are given back
             loaded = _loaded(called, inner, tokenizer, kernel, threshold, tuple(slots))
@@ -119,62 +118,19 @@ def attached(
             slot.remove()
 
 
-def use_sparse_ffns(model: Model, *, ffns: FFNs | None = None, kernel: str = "auto") -> Model:
-    """Put sparse FFNs in the place of a model's own, for good, and return the model; outputs are unchanged.
-
-    They are for inference, under torch.no_grad(), and do not count; their weights have names of their own, so the model
-    cannot be saved. With torch.compile(model, backend="twell") their kernels add the residual too.
-
-    model, ffns: as in `attached`; kernel: as in `load`
-
-    Raises UserError for a model whose FFNs the kernels cannot run; it is then as it was.
-    """
-    inner = unwrapped(model)
-    called = _name(inner)
-    _refuse(called, inner)
-    _refuse_unnamed(called, inner, ffns)
-    with torch.inference_mode(False), torch.no_grad(), _refusing(called):
-        found = _found(called, inner, ffns, TRAIN)
-        for one in found:
-            _refuse_wrapped(called, one)
-        if any(one.entry is inner for one in found):
-            raise UserError(f"Expected FFNs within {called}, got its own path in ffns=: put it into a module first.")
-        places: dict[nn.Module, nn.Module] = {}  # what comes into the place of each
-        for layer, one in enumerate(found):
-            places |= {one.entry: ours(called, one, layer, kernel, Probe(), TRAIN)}
-            places |= {module: nn.Identity() for module in one.idle}
-    for path, module in list(inner.named_modules(remove_duplicate=False)):
-        if module in places:
-            inner.set_submodule(path, places[module])
-    if isinstance(inner, PreTrainedModel):
-        inner.save_pretrained = _refuse_saving  # type: ignore[method-assign]
-    return model
+def warn_of_another(kernel: str, ffns: Sequence[SparseFFN]) -> None:
+    """Warn where a kernel that was asked for by name gives way to another."""
+    if kernel != "auto" and ffns and (choice := ffns[0].choice(1)).kernel != kernel:
+        warnings.warn(f"kernel={kernel!r} gives way to {choice.kernel}: {choice.reason}", stacklevel=4)
 
 
-def _refuse_wrapped(name: str, one: FoundFFN) -> None:
-    """Raise UserError for an FFN that is more than its code, which a sparse one in its place would not run."""
-    for module in (one.entry, *one.maps, *one.idle):
-        if one.maps and (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)):
-            raise UserError(
-                f"Expected FFNs in {name} without hooks and with their class's forward, got others at {one.path}: "
-                "first leave the watch, or remove what another library has put there."
-            )
-
-
-def _refuse_saving(*_: Any, **__: Any) -> None:
-    raise UserError(
-        "Expected a model with FFNs of its own to save, got one in which use_sparse_ffns has replaced them: load the "
-        "model again, and save that."
-    )
-
-
-def _name(model: nn.Module) -> str:
+def name_of(model: nn.Module) -> str:
     """Return what a model is called: its folder's, or its class's name."""
     return utf8(getattr(model, "name_or_path", "").rstrip("/").rpartition("/")[2] or type(model).__name__)
 
 
 @contextmanager
-def _refusing(name: str) -> Iterator[None]:
+def refusing(name: str) -> Iterator[None]:
     """Turn what a kernel or a model's own code raises into a UserError."""
     try:
         yield
@@ -200,7 +156,7 @@ def unwrapped(model: Any) -> nn.Module:
             return inner
 
 
-def _refuse(name: str, model: Any) -> None:
+def refuse_places(name: str, model: Any) -> None:
     """Raise UserError for a model that is nowhere, in several places, or quantised."""
     places = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(places) != 1 or places[0] == "meta":
@@ -218,7 +174,7 @@ def _slots(
     name: str, model: Any, ffns: FFNs | None, threshold: float | None, kernel: str, probe: Probe
 ) -> Iterator[Slot | MapSlot]:
     """Find the FFNs, check and cover them, one after another; all are found before the first is covered."""
-    _refuse_unnamed(name, model, ffns)
+    refuse_unnamed(name, model, ffns)
     if ffns is None:
         refuse_own_widths(name, model)
     if threshold is not None:
@@ -227,7 +183,7 @@ def _slots(
         for layer, down in enumerate(maps):
             yield MapSlot(_counted(down, threshold, layer, probe), down)
         return
-    all_ffns = _found(name, model, ffns)
+    all_ffns = found_ffns(name, model, ffns)
     refuse_shared(name, [list(one.maps) or [one.entry] for one in all_ffns])
     refuse_widths(name, all_ffns)
     for layer, one in enumerate(all_ffns):
@@ -240,7 +196,7 @@ def _counted(down: nn.Module, threshold: float, layer: int, probe: Probe) -> Cou
     return CountedMap(nn.Identity(), d_model, d_ff, threshold=threshold, layer=layer, probe=probe)
 
 
-def _found(name: str, model: Any, ffns: FFNs | None, advice: str = COUNT) -> list[FoundFFN]:
+def found_ffns(name: str, model: Any, ffns: FFNs | None, advice: str = COUNT) -> list[FoundFFN]:
     """Find a model's FFNs. Raises UserError for one that is covered already."""
     found = of_family(name, model, advice=advice) if ffns is None else named(name, model, ffns)
     covered = {slot.entry for slot in SLOTS.values() if isinstance(slot, Slot)}
@@ -249,7 +205,7 @@ def _found(name: str, model: Any, ffns: FFNs | None, advice: str = COUNT) -> lis
     return found
 
 
-def _refuse_unnamed(name: str, model: Any, ffns: FFNs | None) -> None:
+def refuse_unnamed(name: str, model: Any, ffns: FFNs | None) -> None:
     if ffns is None and not isinstance(model, PreTrainedModel):
         raise UserError(
             f"Expected ffns= for {name}, which is no model of transformers: name its FFNs, as in "
@@ -266,6 +222,7 @@ def _loaded(
     slots: tuple[Slot | MapSlot, ...],
 ) -> AttachedModel:
     ffns = tuple(slot.ffn for slot in slots if isinstance(slot, Slot))
+    warn_of_another(kernel, ffns)
     watched = tuple(slot.counted for slot in slots if isinstance(slot, MapSlot))
     is_transformers = isinstance(model, PreTrainedModel)
     family = str(model.config.get_text_config().model_type) if is_transformers else type(model).__name__

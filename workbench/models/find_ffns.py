@@ -19,11 +19,15 @@ from twell.kernels.modules import Probe, SparseFFN
 from twell.workbench.errors import UserError
 from twell.workbench.models import threshold_ffn
 from twell.workbench.models.families import ACTIVATIONS, FAMILIES, GATED, PLAIN
+from twell.workbench.models.own_code import has_zeros
 from twell.workbench.models.sizes import decoder_layers
 
 ROWS = 8  # random inputs that an FFN is compared on
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of a row, by its greatest; of 16-bit types 3e-2
 LOUD = 8  # times as great are half of these; in float16 none, where squares would overflow
+EXACT = (
+    "count what is above a threshold=0, which is all that fires"  # of an FFN with zeros that our op does not compute
+)
 COUNT = "count what is above a threshold=, such as 0.01"  # what to do with an FFN that our op does not compute
 KNOWN_MAPS = (GATED, ("fc1", "fc2"), PLAIN, ("w1", "w3", "w2"), ("c_fc", "c_proj"))
 
@@ -62,17 +66,18 @@ def of_family(name: str, model: Any, any_activation: bool = False, advice: str =
     config = model.config.get_text_config()
     family = FAMILIES.get(config.model_type)
     layers = decoder_layers(model)
+    fires = has_zeros(model)
+    way = EXACT if fires and advice == COUNT else advice
     if family is None or not layers:
+        transposed = any(isinstance(module, Conv1D) for module in model.modules())  # which our op does not run
         raise UserError(
             f"Expected a model of model_type {', '.join(FAMILIES)} with ReLU, got {config.model_type} in {name}: "
-            f"{advice}, or name its FFNs with ffns=."
+            f"{way}{'' if transposed else ', or name its FFNs with ffns='}."
         )
     activation = getattr(config, family.act, None)
     if activation not in ACTIVATIONS and not any_activation:
-        raise UserError(
-            f"Expected a ReLU in the FFNs of {name}, got {family.act} {activation!r}, which has no zeros to count: "
-            f"{advice}."
-        )
+        what = "which the kernels do not compute" if fires else "which has no zeros to count"
+        raise UserError(f"Expected a ReLU in the FFNs of {name}, got {family.act} {activation!r}, {what}: {way}.")
     ffns = []
     for number, layer in enumerate(layers):
         holder = getattr(layer, family.holder) if family.holder else layer
@@ -127,10 +132,19 @@ def _children(name: str, path: str, holder: nn.Module, names: Sequence[str]) -> 
     for child in names:
         linear = next((module for each, module in holder.named_modules() if each == child), None)
         if type(linear) is not nn.Linear or not linear.weight.is_floating_point():
-            got = "nothing" if linear is None else f"a {type(linear).__name__}"
+            got, advice = (
+                f"a {type(linear).__name__} as {child}",
+                ("merge adapters first; experts and quantised weights the kernels cannot run"),
+            )
+            if linear is None:
+                children = ", ".join(each for each, _ in holder.named_children()) or "none"
+                got = f"no {child} among its modules ({children})"
+                advice = "check the names in ffns=; models with experts cannot be counted"
+            elif isinstance(linear, Conv1D):
+                advice = f"{EXACT} where the activation is a ReLU"
             raise UserError(
-                f"Expected linear maps {', '.join(names)} in the FFN at {path} of {name}, got {got} as {child}: models "
-                "with experts, adapters or quantised weights cannot be counted; merge adapters first."
+                f"Expected linear maps {', '.join(map(str, names))} in the FFN at {path} of {name}, got {got}: "
+                f"{advice}."
             )
         maps.append(linear)
     if len(maps) not in (2, 3):
@@ -154,7 +168,7 @@ def named_maps(name: str, model: nn.Module, ffns: FFNs) -> list[nn.Module]:
     maps = []
     for path, given in _items(ffns):
         names = given.maps if isinstance(given, FFN) else (given or ("",)) if not isinstance(given, str) else (given,)
-        last = f"{path}.{names[-1]}" if names[-1] else path
+        last = ".".join(filter(None, (path, names[-1])))
         maps.append(_module(name, model, last))
         if not isinstance(maps[-1], (nn.Linear, Conv1D)):
             raise UserError(
@@ -187,11 +201,17 @@ def refuse_widths(name: str, ffns: list[FoundFFN]) -> None:
         several = (" × ".join(map(str, shape)) for shape in shapes) if len(shapes) > 1 else map(str, kinds)
         got = " and ".join(sorted(several))
         raise UserError(f"Expected FFNs of one size and dtype in {name}, got {got}: give those of one by ffns=.")
-    if any(size % 8 for size in next(iter(shapes))):
-        raise UserError(
-            f"Expected FFN sizes in multiples of 8 in {name}, as the kernels take, got "
-            f"{' × '.join(map(str, next(iter(shapes))))}: count what is above a threshold=0 instead."
-        )
+    refuse_odd_sizes(name, ffns, "count what is above a threshold=0 instead")
+
+
+def refuse_odd_sizes(name: str, ffns: list[FoundFFN], advice: str) -> None:
+    """Raise UserError for an FFN of a size that the kernels do not take. advice: what to do then"""
+    for shape in (one.maps[0].weight.shape for one in ffns if one.maps):
+        if any(size % 8 for size in shape):
+            raise UserError(
+                f"Expected FFN sizes in multiples of 8 in {name}, as the kernels take, got "
+                f"{' × '.join(map(str, shape))}: {advice}."
+            )
 
 
 @contextmanager

@@ -96,6 +96,8 @@ def refuse_unless_causal(name: str, model: Any) -> None:
 @torch.inference_mode()
 def head_is_all(model: Any) -> bool:
     """Return whether logits are the head's product with the last hidden state and nothing else."""
+    if model.get_output_embeddings() is None:
+        return False
     ids = torch.arange(TOKENS, device=model.device)[None]
     hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     ours, theirs = model.get_output_embeddings()(hidden).float(), model(input_ids=ids, use_cache=False).logits.float()

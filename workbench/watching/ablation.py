@@ -29,7 +29,7 @@ from twell.workbench.errors import UserError
 from twell.workbench.models import own_code
 from twell.workbench.models.attach import unwrapped
 from twell.workbench.models.families import FAMILIES
-from twell.workbench.models.find_ffns import FFNs, named, of_family
+from twell.workbench.models.find_ffns import FFNs, named, named_maps, of_family
 from twell.workbench.models.sizes import decoder_layers, own_sizes
 from twell.workbench.models.threshold_ffn import maps_back
 
@@ -73,18 +73,18 @@ def ablate(model: nn.Module, neurons: Mapping[int, Neurons], *, ffns: FFNs | Non
 
 
 @contextmanager
-def threshold(model: nn.Module, values: float | Sequence[float]) -> Iterator[None]:
+def threshold(model: nn.Module, values: float | Sequence[float], *, ffns: FFNs | None = None) -> Iterator[None]:
     """Set hidden values with |hidden| up to a threshold to 0 inside this context, in a model of any activation.
 
-    values: one for all layers, or one for each. A watch counts what is left where it has a threshold itself; without
-    one its sparse kernels run in the FFNs' place, so begin this context first and give the watch `threshold=0`.
+    values: one for all layers, or one for each; ffns: as in `watch`, for a module of yours. A watch counts what is
+    left; of an activation without zeros, one with `threshold=0`.
     Raises UserError for a value below 0, or another number of them than layers.
     """
     inner: Any = unwrapped(model)
     name = type(inner).__name__
-    if not isinstance(inner, PreTrainedModel):
-        raise UserError(f"Expected a model of transformers, got a {name}: its FFNs cannot be found.")
-    downs = own_code.maps_back(name, inner)
+    if ffns is None and not isinstance(inner, PreTrainedModel):
+        raise UserError(f"Expected ffns= for {name}, which is no model of transformers: name its FFNs.")
+    downs = own_code.maps_back(name, inner) if ffns is None else named_maps(name, inner, ffns)
     try:
         given: Any = [values] * len(downs) if _is_one(values) else values
         each = [float(value) for value in given]

@@ -132,3 +132,13 @@ def ask(question: str, run: Run, **options: Any) -> Any:
             "'twell-workbench[dashboard]'."
         ) from None
     return getattr(analysis, question)(run, **options)
+
+
+def nothing_seen(idle_calls: int) -> str:
+    """Return why a watch has no answer. idle_calls: in which no FFN ran"""
+    if idle_calls:
+        return (
+            f"This watch has seen calls of the model, {idle_calls} in all, in which none of its FFNs ran: code that "
+            "runs others in their place, as torch's fast path of nn.TransformerEncoder, leaves nothing to count."
+        )
+    return "This watch has seen no call of the model: call it inside the with block."

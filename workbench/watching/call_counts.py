@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,11 +14,13 @@ from torch.nn.functional import cross_entropy
 
 from twell.kernels.layout import entries, unpack
 from twell.kernels.stats import Stats
+from twell.workbench.capturing.forward import gather
+from twell.workbench.capturing.layer_sums import LayerSums
 from twell.workbench.errors import UserError
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.run.schema import DECODE, PREFILL
 from twell.workbench.watching.call_inputs import logits_of, tensors_of
-from twell.workbench.watching.reads import Ahead, Group
+from twell.workbench.watching.reads import Ahead, Group, Read
 
 IGNORED = -100  # a target that no loss is taken of
 
@@ -57,6 +60,21 @@ class CallCounts:
     finite: Tensor | None = None  # bool [n], where firings alone are counted: by one value of the last layer and output
     fired: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
 
+    def are_turned(self, leading: torch.Size) -> bool | None:
+        """Return whether an FFN sees columns first; None where its rows do not tell.
+
+        leading: dimensions of its rows. Raises UserError where there are others than the call's.
+        """
+        shape = self.numbers.shape
+        if math.prod(leading) != math.prod(shape):
+            raise UserError(
+                f"Expected FFNs that see {' × '.join(map(str, shape))} rows in this call, got one that sees "
+                f"{' × '.join(map(str, leading))}: watch those that see the same by ffns=, or name the call's ids by "
+                "inputs=."
+            )
+        tells = len(leading) == 2 and leading[0] != leading[1] and 1 not in leading
+        return leading == shape[::-1] if tells else None
+
     def on_stats(self, layer: int, x: Tensor, stats: Stats) -> None:
         """Take what a layer counted. x: its input"""
         if layer in self.stats:
@@ -69,7 +87,7 @@ class CallCounts:
                 self.fired.append((layer, row.cpu(), neuron.cpu(), value.float().cpu()))
             if layer in self.keeps.hidden_layers and layer not in self.keeps.hidden:
                 hidden = _hidden(self.keeps.loaded, layer, unpack(stats.packed), x)
-                self.keeps.hidden[layer] = hidden.view(*self.numbers.shape, -1)
+                self.keeps.hidden[layer] = hidden.view(*self.numbers.shape, hidden.shape[-1])
             stats.packed = None
         self.stats[layer] = stats
 
@@ -121,6 +139,25 @@ class CallCounts:
             of_row = cross_entropy(logits[row, :-1].float(), targets[row], ignore_index=IGNORED, reduction="none")
             result[row, :-1] = torch.where(follows[row], of_row, torch.nan)
         return result.view(-1)
+
+    def tell_losses(self, logits: Any, tell: Callable[[Tensor], None]) -> Tensor | None:
+        """Return the losses of the call's rows; tell these, and those at the end of the call that it goes on from."""
+        losses = self.losses(logits)
+        for each in (self.losses_ahead(), losses):
+            if each is not None:
+                tell(each)
+        return losses
+
+    def keep(self, stats: list[Stats], losses: Tensor | None) -> None:
+        """Start the counts on their way to the host, as a read of the group. stats: by layer"""
+        ids = self.tokens.to("cpu", non_blocking=True)
+        real = None if self.real is None else self.real.reshape(-1).to("cpu", non_blocking=True)
+        all_rows = torch.arange(len(self.tokens), dtype=torch.int32, device=self.tokens.device)
+        sums = LayerSums.stack(stats, [])
+        counted = gather(stats, sums, all_rows, None)
+        loss = None if losses is None else losses.to("cpu", non_blocking=True)
+        read = Read(self.numbers, self.group.columns, ids, real, self.phase, counted, self.fired, loss)
+        self.group.add(read, sums)
 
     def losses_ahead(self) -> Tensor | None:
         """Return the losses of the first tokens of sequences that go on, float32, and have the read before keep them;

@@ -10,6 +10,7 @@ Nothing here waits for the device but `packed_numbers`, which is asked where pos
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from twell.workbench.errors import UserError
+
 MASKED = -1e4  # an additive mask that is lower than this hides a position
+NO_IDS = ("attention_mask", "position_ids", "cache_position", "token_type_ids", "labels")  # whole numbers, but no ids
 CACHES = ("past_key_values", "past_key_value", "cache_params", "past")  # arguments and outputs that hold a cache
 
 
@@ -27,7 +31,8 @@ class CallInputs:
     """The arguments of a model's call that tell of tokens.
 
     ids: [sequences, columns], None where vectors are given; shape: sequences and columns, None where nothing tells
-    mask, position_ids: as they were given; cache: the object that holds keys and values, or None
+    mask, position_ids: as they were given; cache: the object that holds keys and values, or None; past: columns that it
+    holds before the call
     """
 
     ids: Tensor | None
@@ -35,26 +40,46 @@ class CallInputs:
     mask: Any
     position_ids: Tensor | None
     cache: Any
+    past: int = 0
 
     @classmethod
-    def of(cls, module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> CallInputs:
-        """Read the arguments of a call of `module.forward`."""
+    def of(
+        cls, module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any], names: Mapping[str, str]
+    ) -> CallInputs:
+        """Read the arguments of a call of `module.forward`.
+
+        names: those of `ids` and `mask`, where they are not input_ids, or the first tensor of whole numbers, and
+        attention_mask. Raises UserError for a name that the call does not have.
+        """
+        if args and isinstance(args[0], Mapping):  # a batch
+            args, keywords = args[1:], {**args[0], **keywords}
         given = {**_named(module, args), **{name: value for name, value in keywords.items() if value is not None}}
-        ids = given.get("input_ids")
-        if ids is None and args and isinstance(args[0], Tensor) and not args[0].is_floating_point():
-            ids = args[0]
-        ids = ids if isinstance(ids, Tensor) and ids.dim() in (1, 2) else None
-        ids = ids[None] if ids is not None and ids.dim() == 1 else ids
+        for name in names.values():
+            if name not in given:
+                raise UserError(
+                    f"Expected the argument {name} in every call of {type(module).__name__}, as inputs= says, got "
+                    f"{', '.join(given) or 'none'}."
+                )
+        ids = _ids(given, names)
         shape = None if ids is None else (int(ids.shape[0]), int(ids.shape[1]))
         vectors = [given.get("inputs_embeds"), *args[:1], *keywords.values()]
         if shape is None:  # vectors instead of ids: [sequences, columns, size], or of a module of any kind [rows, size]
             first = next((one for one in vectors if isinstance(one, Tensor) and one.dim() > 1), None)
-            size = None if first is None else first.shape if first.dim() > 2 else (1, *first.shape)
-            shape = None if size is None else (int(size[0]), int(np.prod(size[1:-1])))
+            shape = None if first is None else shape_of(first.shape[:-1])
         positions = given.get("position_ids")
         positions = positions if isinstance(positions, Tensor) and positions.dim() == 2 else None
         cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
-        return cls(ids, shape, given.get("attention_mask"), positions, cache)
+        mask = given.get(names.get("mask", "attention_mask"))
+        return cls(ids, shape, mask, positions, cache, 0 if cache is None else cached_columns(cache))
+
+    def fitted(self, leading: torch.Size) -> CallInputs:
+        """Return these, or, where the FFNs see other rows than they tell of, what is known then: rows without ids.
+
+        leading: dimensions of an FFN's rows
+        """
+        if self.shape is not None and math.prod(self.shape) == math.prod(leading):
+            return self
+        return CallInputs(None, shape_of(leading), None, None, self.cache, self.past)
 
     def real(self, past: int) -> Tensor | None:
         """Return which rows are tokens, bool [sequences, columns]; None: all. past: columns that the cache holds."""
@@ -109,6 +134,12 @@ class CallInputs:
         return rows
 
 
+def refuse_names(inputs: Any, beside_ffns: bool) -> None:
+    """Raise UserError unless inputs= names arguments of a module whose FFNs are named too."""
+    if inputs is not None and not (beside_ffns and isinstance(inputs, Mapping) and set(inputs) <= {"ids", "mask"}):
+        raise UserError(f'Expected inputs= as in {{"ids": "tokens", "mask": "padding"}}, beside ffns=, got {inputs!r}.')
+
+
 def packed_numbers(begins: Tensor) -> np.ndarray | None:
     """Return the sequence within the batch of each row, int64 [sequences, columns], if a row holds several.
 
@@ -143,6 +174,28 @@ def tensors_of(output: Any) -> Iterator[Tensor]:
     yield from (one for one in given if isinstance(one, Tensor) and one.dim() in (2, 3) and one.is_floating_point())
 
 
+def _ids(given: Mapping[str, Any], names: Mapping[str, str]) -> Tensor | None:
+    """Return the ids among a call's arguments, [sequences, columns], or None."""
+    named: list[Any] = [given.get(names.get("ids", "input_ids"))]
+    if "ids" not in names and given.get("inputs_embeds") is None:
+        others = [one for name, one in given.items() if name not in {*NO_IDS, *names.values()}]
+        named += sorted((one for one in others if isinstance(one, Tensor)), key=Tensor.dim, reverse=True)
+    for one in named:
+        if isinstance(one, Tensor) and one.dim() in (1, 2) and _is_whole(one):
+            return one[None] if one.dim() == 1 else one
+    return None
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+
+
+def shape_of(leading: torch.Size) -> tuple[int, int]:
+    """Return how many sequences and columns rows of these leading dimensions are."""
+    rows = (1, *leading) if len(leading) < 2 else leading
+    return int(rows[0]), math.prod(rows[1:])
+
+
 def cached_columns(cache: Any) -> int:
     """Return how many columns a cache holds."""
     length = getattr(cache, "get_seq_length", None)
@@ -150,7 +203,10 @@ def cached_columns(cache: Any) -> int:
 
 
 def _named(module: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return positional arguments by the names that the module's forward gives them."""
+    """Return positional arguments by the names that the module's forward gives them; others by their numbers."""
     if not args:
         return {}
-    return {name: value for name, value in zip(inspect.signature(module.forward).parameters, args, strict=False)}
+    named = [
+        name for name, one in inspect.signature(module.forward).parameters.items() if one.kind is not one.VAR_POSITIONAL
+    ]
+    return dict(zip([*named[: len(args)], *map(str, range(len(named), len(args)))], args, strict=True))

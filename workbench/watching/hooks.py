@@ -9,6 +9,7 @@ wrapper of their own to the copy.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from twell.workbench.errors import UserError
+from twell.workbench.models.slots.cover import own_hook, remove_attribute, set_attribute
 
 MOVES = ("reorder_cache", "batch_repeat_interleave", "batch_select_indices", "crop", "reset")
 
@@ -51,6 +53,7 @@ class CallHooks:
         self.listener, self.model, self.body = listener, model, body
         self._owner: nn.Module | None = None  # the module whose call is being heard
         self._process, self._thread = os.getpid(), 0
+        self._handled: BaseException | None = None  # what the caller's code is handling, if anything
         self._stack = ExitStack()
 
     def put(self) -> None:
@@ -60,12 +63,13 @@ class CallHooks:
             outer = module is self.model
             before, after = (torch.compiler.disable(f) if outer else f for f in (self._before, self._after))
             always = {"always_call": True} if outer else {}
-            self._stack.callback(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
-            self._stack.callback(module.register_forward_hook(after, **always).remove)
+            hook = module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+            self._stack.callback(own_hook(module, hook))
+            self._stack.callback(own_hook(module, module.register_forward_hook(after, **always)))
         if hasattr(self.model, "generate"):
             whole: Any = self.model
-            whole.generate = self._generate(whole.generate)
-            self._stack.callback(lambda: vars(self.model).pop("generate", None))
+            set_attribute(whole, "generate", self._generate(whole.generate))
+            self._stack.callback(remove_attribute, whole, "generate")
         _listen(self.listener)
         self._stack.callback(_unlisten, self.listener)
 
@@ -85,7 +89,7 @@ class CallHooks:
             )
         if self._owner is not None:  # a call that raised
             self.listener.drop()
-        self._owner, self._thread = module, threading.get_ident()
+        self._owner, self._thread, self._handled = module, threading.get_ident(), sys.exc_info()[1]
         try:
             self.listener.begin(module, args, keywords)
         except BaseException:
@@ -96,7 +100,7 @@ class CallHooks:
         if torch.compiler.is_compiling() or self._owner is not module or self._thread != threading.get_ident():
             return
         self._owner = None
-        if output is None:
+        if output is None and sys.exc_info()[1] is not self._handled:  # it raised
             self.listener.drop()
         else:
             self.listener.end(output)

@@ -22,7 +22,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from numbers import Real
 from pathlib import Path
@@ -43,7 +43,8 @@ from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.run.store import Run, open_run, refuse_existing
 from twell.workbench.run.writer import RunWriter
 from twell.workbench.text.vocabulary import special_ids
-from twell.workbench.watching.answers import Answers, ask
+from twell.workbench.watching.answers import Answers, ask, nothing_seen
+from twell.workbench.watching.call_inputs import refuse_names
 from twell.workbench.watching.hooks import CallHooks
 from twell.workbench.watching.reads import SOURCE, Group
 from twell.workbench.watching.totals import Totals
@@ -63,6 +64,9 @@ class watch(Answers):  # called like a function, in a with statement
     tokenizer: for text, and for which ids are special; fast
     ffns: the FFNs of a module of yours: their paths in it, and the names of their maps, as in
     {"blocks.0.mlp": ("gate", "up", "down")}
+    inputs: names of that module's arguments: "ids", [sequences, columns] (default: input_ids, or the first tensor of
+    whole numbers that is no mask), and "mask", which is 0 at padding (default: attention_mask); FFNs that see other
+    rows than there are ids are counted without
     threshold: count neurons with |hidden| above this, and run the model as it is; for FFNs without zeros
     probes: counts | neurons (sums of each neuron too); kernel: as in `twell capture`
     dense: run the model's own code in place of the sparse kernels, so that outputs are its own to the bit; where
@@ -84,6 +88,7 @@ class watch(Answers):  # called like a function, in a with statement
         tokenizer: PreTrainedTokenizerFast | None = None,
         *,
         ffns: FFNs | None = None,
+        inputs: Mapping[str, str] | None = None,
         threshold: float | None = None,
         probes: Literal["counts", "neurons"] = "neurons",
         kernel: Literal["auto", "reference", "cpu", "cuda", "hopper"] = "auto",
@@ -98,6 +103,7 @@ class watch(Answers):  # called like a function, in a with statement
         limit = float(threshold) if isinstance(threshold, Real) else None  # of numpy's types too, none of which is JSON
         self.model, self.tokenizer, self.rows, self._dense = model, tokenizer, rows, dense
         self._given: dict[str, Any] = {"ffns": ffns, "threshold": limit, "kernel": kernel, "name": name}
+        self._names = None if ffns is None else inputs or {}
         self._probes, self._asks_fired, self._asks_hidden, self._loss = probes, fired, hidden, loss
         self._out = None if out is None else path_of(out, OUT)
         self._recorder: Recorder | None = None
@@ -106,6 +112,7 @@ class watch(Answers):  # called like a function, in a with statement
         self._entered = self._ended = False
         if threshold is not None and not (isinstance(threshold, Real) and 0 <= threshold < math.inf):
             raise UserError(f"Expected a threshold of at least 0, got {threshold!r}.")
+        refuse_names(inputs, ffns is not None)
         if probes not in ("counts", "neurons"):
             raise UserError(f"Expected probes of counts or neurons, got {probes!r}.")
         if tokenizer is not None:
@@ -135,6 +142,7 @@ class watch(Answers):  # called like a function, in a with statement
                 parse_fired(hidden, loaded.layers)[0] if hidden else frozenset(),
                 self.totals.add_fires if not self.rows and (self._dense or loaded.watched) else None,
                 self.totals.add_losses if self._loss else None,
+                self._names,
             )
             self._fired, self._share = fired, parse_fired(fired, loaded.layers)[1] if fired else 1.0
             self._hooks = CallHooks(loaded.model, loaded.body, self.tracker)
@@ -172,7 +180,7 @@ class watch(Answers):  # called like a function, in a with statement
             if self._recorder is not None:
                 self._recorder.flush()
         if self._folder is None:
-            raise Missing("This watch has seen no call of the model: call it inside the with block.")
+            raise Missing(nothing_seen(self.tracker.idle_calls if self._entered else 0))
         return open_run(self._folder)
 
     def save(self, path: str | Path) -> Run:
@@ -202,7 +210,7 @@ class watch(Answers):  # called like a function, in a with statement
         if layer not in self.tracker.hidden_layers:
             raise Missing(f"This watch keeps no hidden values of layer {layer}: begin it with hidden=[{layer}].")
         if layer not in self.tracker.hidden:
-            raise Missing("This watch has seen no call of the model: call it inside the with block.")
+            raise Missing(nothing_seen(self.tracker.idle_calls if self._entered else 0))
         return self.tracker.hidden[layer]
 
     def metrics(self) -> dict[str, float]:

@@ -22,13 +22,12 @@ from torch import Tensor, nn
 
 from twell.kernels.modules import Probe
 from twell.kernels.stats import Stats
-from twell.workbench.capturing.forward import counting_probe, gather
-from twell.workbench.capturing.layer_sums import LayerSums
+from twell.workbench.capturing.forward import counting_probe
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import AttachedModel
 from twell.workbench.watching.call_counts import CallCounts, Generation, phases
 from twell.workbench.watching.call_inputs import CallInputs, cache_of, cached_columns, logits_of, packed_numbers
-from twell.workbench.watching.reads import Group, Read
+from twell.workbench.watching.reads import Group
 
 HELD = 2**18  # rows of sequences that have not ended, before the oldest are handed on as far as they were read
 
@@ -42,6 +41,8 @@ class Tracker:
     on_fires(fires, rows): instead of on_counted, where firings of dense passes are all that is counted: fires, whole
     numbers in a floating type, [layers, d_ff]
     fired, hidden: the layers whose firings are kept for every token, and those whose hidden values of the last call are
+    names: of the arguments `ids` and `mask`; None: of a model of transformers, whose FFNs see what `input_ids` says,
+    else which rows there are is known from the first FFN that runs
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Tracker:
         hidden: frozenset[int] = frozenset(),
         on_fires: Callable[[Tensor, Tensor, Tensor], None] | None = None,
         on_losses: Callable[[Tensor], None] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.loaded, self.probes, self.fired, self.hidden_layers = loaded, probes, fired, hidden
         self.on_counted, self.on_ended, self.on_fires, self.on_losses = on_counted, on_ended, on_fires, on_losses
@@ -68,8 +70,12 @@ class Tracker:
         self._open: deque[Group] = deque()
         self._by_cache: dict[int, tuple[weakref.ref[Any], Group]] = {}
         self._generations: list[Generation] = []
+        self._inputs: CallInputs | None = None  # of a call that runs
         self._running: CallCounts | None = None
+        self._names, self._is_turned = names, False  # whether FFNs see columns first
+        self.idle_calls = 0  # in which no FFN ran
         for slot in loaded.slots:
+            slot.in_order = self.in_order
             slot.on_hidden = self._on_dense_hidden if hidden else None
 
     def count_calls(self, on: bool) -> None:
@@ -87,10 +93,10 @@ class Tracker:
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Prepare the layers for a call that begins."""
-        inputs = CallInputs.of(module, args, keywords)
+        inputs = CallInputs.of(module, args, keywords, self._names or {})
         if self.adds_tokens and inputs.shape is not None:
             with torch.inference_mode():
-                real = inputs.real(0 if inputs.cache is None else cached_columns(inputs.cache))
+                real = inputs.real(inputs.past)
                 self.tokens = self.tokens + (inputs.shape[0] * inputs.shape[1] if real is None else real.sum())
         if not self._counting:
             return
@@ -98,15 +104,31 @@ class Tracker:
             for slot in self.loaded.slots:
                 slot.own_storage()
         self.hidden.clear()
-        if inputs.shape is None:
-            return
+        self._inputs = inputs
+        if self._names is None and inputs.shape is not None:
+            self._begin_counts(inputs)
+
+    def in_order(self, rows: Tensor) -> Tensor:
+        """Return a matrix [..., size] of an FFN's rows in the call's order: turned, where it has columns first.
+
+        The first of a call may tell how many rows it has. Raises UserError for another number of them."""
+        if self._inputs is None:
+            return rows
+        leading = rows.shape[:-1]
+        if self._running is None:
+            self._begin_counts(self._inputs.fitted(leading))
+        assert self._running is not None
+        turned = self._running.are_turned(leading)
+        self._is_turned = self._is_turned if turned is None else turned
+        return rows.transpose(0, 1) if self._is_turned and len(leading) == 2 else rows
+
+    def _begin_counts(self, inputs: CallInputs) -> None:
+        """Have the layers count the rows of a call."""
         with torch.inference_mode():
-            running = self._begin_call(inputs)
-        self._running = running
-        if self.on_fires is not None:
-            self._hear_firings(running)
-            return
-        with torch.inference_mode():
+            self._running = running = self._begin_call(inputs)
+            if self.on_fires is not None:
+                self._hear_firings(running)
+                return
             sequences = torch.from_numpy(running.numbers.flatten()).to(self.loaded.device)
         about = {"rows": running.rows, "tokens": running.tokens, "sequences": sequences}
         packed = bool(self.fired or self.hidden_layers)
@@ -114,16 +136,16 @@ class Tracker:
 
     def drop(self) -> None:
         """Forget a call that raised."""
-        self._running = None
+        self._inputs = self._running = None
         self._hear_firings(None)
         self.loaded.set_probe(Probe())
 
     def end(self, output: Any) -> None:
         """Take what a call counted."""
-        running, self._running = self._running, None
-        self._hear_firings(None)
-        self.loaded.set_probe(Probe())
+        running, heard = self._running, self._inputs is not None
+        self.drop()
         if running is None or not (running.stats or running.fires):
+            self.idle_calls += heard
             return
         ran, layers = running.stats or running.fires, range(self.loaded.layers)
         if len(ran) != len(layers):
@@ -132,7 +154,7 @@ class Tracker:
             )
         with torch.inference_mode():
             logits = logits_of(output) if self.on_losses is not None else None
-            losses = self._losses(running, logits)
+            losses = None if self.on_losses is None else running.tell_losses(logits, self.on_losses)
             if self.on_fires is not None:
                 fires, nnz = (torch.stack([running.fires[layer][kind] for layer in layers]) for kind in (0, 1))
                 self.on_fires(fires, nnz, running.countable(output))
@@ -140,7 +162,7 @@ class Tracker:
                 stats = [running.stats[layer] for layer in layers]
                 self.on_counted(stats, running.rows)
                 if self.on_ended is not None:
-                    self._keep(running, stats, losses)
+                    running.keep(stats, losses)
             running.group.columns += running.numbers.shape[1]
         group, cache = running.group, running.cache
         cache = cache_of(output) if cache is None else cache
@@ -228,7 +250,7 @@ class Tracker:
         group = None if inputs.cache is None else self._group_of(inputs.cache)
         if group is not None and len(group.numbers) != sequences:
             group = None
-        past = group.columns if group is not None else cached_columns(inputs.cache) if inputs.cache is not None else 0
+        past = inputs.past if group is None else group.columns
         numbers, begins, real = None, None, inputs.real(past)
         if group is None:
             begins = inputs.begins(real) if not (past or self._generations) else None
@@ -270,25 +292,9 @@ class Tracker:
 
     def _on_dense_hidden(self, layer: int, hidden: Tensor) -> None:
         if layer in self.hidden_layers and self._running is not None:
-            self.hidden[layer] = hidden  # itself, so that gradients can be taken with regard to it
-
-    def _losses(self, running: CallCounts, logits: Tensor | None) -> Tensor | None:
-        """Return the losses of a call's rows; tell these, and those at the end of the call that it goes on from."""
-        losses = None
-        if self.on_losses is not None:
-            losses = running.losses(logits)
-            for each in (running.losses_ahead(), losses):
-                if each is not None:
-                    self.on_losses(each)
-        return losses
-
-    def _keep(self, running: CallCounts, stats: list[Stats], losses: Tensor | None) -> None:
-        """Start the counts of a call on their way to the host, as a read of its group."""
-        ids = running.tokens.to("cpu", non_blocking=True)
-        real = None if running.real is None else running.real.reshape(-1).to("cpu", non_blocking=True)
-        all_rows = torch.arange(len(running.tokens), dtype=torch.int32, device=running.tokens.device)
-        sums = LayerSums.stack(stats, [])
-        counted = gather(stats, sums, all_rows, None)
-        group = running.group
-        loss = None if losses is None else losses.to("cpu", non_blocking=True)
-        group.add(Read(running.numbers, group.columns, ids, real, running.phase, counted, running.fired, loss), sums)
+            rows = (
+                hidden
+                if hidden.requires_grad
+                else self.in_order(hidden).reshape(*self._running.numbers.shape, hidden.shape[-1])
+            )
+            self.hidden[layer] = rows  # else itself, so that gradients can be taken with regard to it

@@ -6,6 +6,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -223,3 +224,24 @@ def test_a_refused_callback_leaves_nothing_to_close(monkeypatch: pytest.MonkeyPa
             door(out=3)
     gc.collect()
     assert not raised
+
+
+def test_copies_of_the_model(tiny: Path, load_object: Callable[..., Any], tmp_path: Path) -> None:
+    """As an average of the weights takes them, at whatever point of a step, counted or not: they are no part of it."""
+
+    class Average(TrainerCallback):
+        def __init__(self) -> None:
+            self.copies: list[Any] = []
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            self.copies.append(deepcopy(model))
+
+        on_step_end = on_pre_optimizer_step = on_step_begin
+
+    model, average = load_object(tiny, torch.float32), Average()
+    trainer_of(model, tmp_path, TwellCallback(every=2), average).train()
+    assert len(average.copies) == 3 * STEPS
+    for copied in average.copies:
+        for module in copied.modules():
+            assert not {"forward", "generate", "__deepcopy__"} & set(vars(module))
+            assert not module._forward_hooks and not module._forward_pre_hooks

@@ -102,7 +102,7 @@ MODELS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no module": (lambda model: "path/to/model", "got a str"),
     "another activation": (lambda model: with_mlp(model, Silu(model.model.layers[1].mlp)), "got other outputs"),
     "an adapter": (lambda model: with_map(model, "gate_proj", Adapter(16, 32)), "got a Adapter as gate_proj"),
-    "experts": (lambda model: with_mlp(model, nn.Linear(16, 16)), "got nothing as"),
+    "experts": (lambda model: with_mlp(model, nn.Linear(16, 16)), "got no up_proj among its modules (none)"),
     "a tied weight": (lambda model: tied(model), "got one that two share"),
     "a shared FFN": (lambda model: with_mlp(model, model.model.layers[0].mlp), "got one that two share"),
     "other sizes": (lambda model: with_map(model, "up_proj", nn.Linear(16, 40)), "cannot run"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -156,3 +157,34 @@ def test_refusals(small: Any) -> None:
     small.config.hidden_act = "silu"
     with pytest.raises(UserError, match="got hidden_act 'silu', which has no zeros to count: make a model"):
         use_sparse_ffns(small)
+
+
+def test_an_ffn_that_takes_more_than_its_input() -> None:
+    """What else it is called with, a sparse one could not heed."""
+
+    class Scaled(Own):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            return super().forward(x) * scale
+
+    module = nn.Sequential(Scaled())
+    with pytest.raises(UserError, match=r"that take their input alone, got forward\(x, scale\) at 0"):
+        use_sparse_ffns(module, ffns={"0": ("inner", "outer")})
+    assert isinstance(module[0], Scaled)
+
+
+def test_sizes_that_the_kernels_do_not_take() -> None:
+    module = nn.Sequential(Own())
+    module[0].inner, module[0].outer = nn.Linear(16, 60), nn.Linear(60, 16)
+    with pytest.raises(UserError, match=r"in multiples of 8 in Sequential.*got 60 × 16: fill them up with neurons of"):
+        use_sparse_ffns(module, ffns={"0": ("inner", "outer")})
+
+
+def test_a_kernel_that_gives_way_is_said(small: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        use_sparse_ffns(deepcopy(small), kernel="reference")
+    if not torch.cuda.is_available():
+        with pytest.warns(UserWarning, match=r"^kernel='cuda' gives way to cpu: .*cuda"):
+            use_sparse_ffns(deepcopy(small), kernel="cuda")
+        with pytest.warns(UserWarning, match=r"^kernel='hopper' gives way"), watch(small, kernel="hopper"):
+            pass

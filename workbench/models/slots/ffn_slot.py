@@ -1,10 +1,11 @@
 """Run our FFN in the place of a model's own, without replacing a module or a parameter.
 
 The idea: the `forward` of a few modules is covered by one of ours on the instance, and uncovered afterwards; hooks,
-parameters, their names and their order are the model's own all the while. Where gradients are to be followed, or under
-autocast, the model's own code runs, densely, and its gate pre-activations and hidden values are counted as they come
-by; else the sparse op runs on the model's own weights. A kernel that reads w_down by neuron gets it in that order: the
-parameter then has other storage, with the same values, until the FFN runs densely again or is given back.
+parameters, their names and their order are the model's own all the while. Where gradients are to be followed, under
+autocast, or once someone has put a hook or another module into the FFN, the model's own code runs, densely, and its
+gate pre-activations and hidden values are counted as they come by; else the sparse op runs on the model's own weights.
+A kernel that reads w_down by neuron gets it in that order: the parameter then has other storage, with the same values,
+until the FFN runs densely again or is given back.
 
 torch.compile sees one opaque op for each FFN, so that a model stays one graph, and recompiles when `forward` is covered
 and uncovered.
@@ -23,48 +24,12 @@ from torch import Tensor, nn
 
 from twell.kernels.modules import CountedMap, Probe, SparseFFN
 from twell.workbench.errors import UserError
+from twell.workbench.models.slots.cover import Cover, Forward
 
-Forward = Callable[..., Any]
 OnFired = Callable[[int, Tensor, float], None]  # gets a layer, values [n, d_ff], and above what they fire
+RowsInOrder = Callable[[Tensor], Tensor]  # returns a matrix of an FFN's rows [..., size] with rows in the call's order
 SLOTS: dict[int, Slot | MapSlot] = {}  # by key, for the ops below; only while they are in a model
 _KEYS = numbers()
-
-
-class Cover:
-    """The modules whose `forward` is covered; `remove` uncovers them for good, `lift` until they are laid on again."""
-
-    def __init__(self) -> None:
-        self._forwards: dict[nn.Module, Forward] = {}
-
-    def put(self, module: nn.Module, forward: Forward) -> Forward:
-        """Cover a module's forward; return the one beneath."""
-        beneath = module.forward
-        self._lay(module, forward)
-        self._forwards[module] = forward
-        return beneath
-
-    def lay(self) -> None:
-        """Cover every module again."""
-        for module, forward in self._forwards.items():
-            self._lay(module, forward)
-
-    def _lay(self, module: nn.Module, forward: Forward) -> None:
-        if "forward" in vars(module):
-            raise UserError(
-                f"Expected an FFN whose forward is its class's, got a {type(module).__name__} that has one of its own: "
-                "it is watched already, or another library has wrapped it."
-            )
-        module.forward = forward
-
-    def lift(self) -> None:
-        """Uncover every module."""
-        for module in self._forwards:
-            vars(module).pop("forward", None)
-
-    def remove(self) -> None:
-        """Uncover every module, and forget them."""
-        self.lift()
-        self._forwards.clear()
 
 
 class Slot:
@@ -84,11 +49,15 @@ class Slot:
     ) -> None:
         self.ffn, self.entry, self.maps = ffn, entry, maps
         self._probe_before, ffn.probe = ffn.probe, probe
-        self.key, self.cover = next(_KEYS), Cover()
+        self.key, self.cover = next(_KEYS), Cover(self.own_storage)
         self.touched = torch.zeros(1, dtype=torch.int32)  # written by an op that must not be optimised away
         self.on_hidden: Callable[[int, Tensor], None] | None = None  # gets the hidden values of a dense pass
         self.on_fired: OnFired | None = None  # where it is set, nothing else of a dense pass is counted
+        self.in_order: RowsInOrder | None = None
         self.stays_dense = False  # whether the model's own code runs always
+        self._whole = entry if maps and entry is not maps[0] else None  # a hook on it sees what it sees without us
+        parts = dict.fromkeys([*entry.modules(), *maps, *idle])
+        self._parts = [(module, dict(module._modules)) for module in parts]
         self._gate: Tensor | None = None
         self._up: Tensor | None = None
         self._original: Tensor | None = None  # w_down's own storage, while the parameter has it by neuron
@@ -113,6 +82,8 @@ class Slot:
         def count_down(hidden: Tensor) -> Tensor:
             z, self._gate = self._gate, None
             u, self._up = self._up, None
+            if self.is_altered():  # then what w_down gets is all that is known to be what fires
+                z, u = hidden.abs().sqrt() if self.ffn.activation == "relu2" else hidden.abs(), None
             if z is not None:
                 self.count(z, hidden, u)
             return own[down](hidden)
@@ -127,14 +98,15 @@ class Slot:
     def _cover_entry(self, own: dict[nn.Module, Any], entry: nn.Module, idle: tuple[nn.Module, ...]) -> None:
         dense = self._own_gate if self.maps and entry is self.maps[0] else own[entry]
 
-        def forward(x: Tensor, *args: Any, **keywords: Any) -> Tensor:
-            if self.is_dense(x) or args or keywords:  # what they are to do, the FFN's own code knows alone
+        def forward(*args: Any, **keywords: Any) -> Tensor:
+            given = (*args, *keywords.values())
+            if len(given) != 1 or self.is_dense(given[0]):  # what more than x is for, the FFN's own code knows alone
                 if not torch.compiler.is_compiling():
                     self.own_storage()
-                return dense(x, *args, **keywords)
+                return dense(*args, **keywords)
             if torch.compiler.is_compiling():
-                return torch.ops.twell.covered_ffn(x, self.key)
-            return self.run(x)
+                return torch.ops.twell.covered_ffn(given[0], self.key)
+            return self.run(given[0])
 
         self.cover.put(entry, forward)
         for module in {*idle, *self.maps[-1:]}:
@@ -153,12 +125,24 @@ class Slot:
         """Return whether the model's own code is to run: to follow gradients, under autocast, or in another dtype."""
         if not self.maps:
             return False
-        if self.stays_dense:
+        if self.stays_dense or self.is_altered():
             return True
         weight: Any = self.maps[0].weight
         if torch.is_grad_enabled() and (x.requires_grad or any(one.weight.requires_grad for one in self.maps)):
             return True
         return torch.is_autocast_enabled(x.device.type) or x.dtype != weight.dtype  # type: ignore[arg-type]
+
+    def is_altered(self) -> bool:
+        """Return whether hooks, modules or code of others are in the FFN. Compiled code does not look: as everywhere,
+        what comes after compiling is not in it."""
+        if torch.compiler.is_compiling():
+            return False
+        return any(
+            module._modules != children
+            or (module is not self._whole and (module._forward_hooks or module._forward_pre_hooks))
+            or not self.cover.is_forward_of(module)
+            for module, children in self._parts
+        )
 
     def run(self, x: Tensor) -> Tensor:
         """Run the sparse op on x [..., d_model], and report to the probe."""
@@ -171,7 +155,9 @@ class Slot:
                     f"Expected the weights of layer {ffn.layer} where they were, got them moved, cast or replaced: "
                     "leave the watch before that, and begin another."
                 )
-        return SparseFFN.forward(ffn, x)
+        rows = x if self.in_order is None else self.in_order(x)
+        y = SparseFFN.forward(ffn, rows)
+        return y if rows is x else y.transpose(0, 1).contiguous()
 
     def count(self, gate: Tensor, hidden: Tensor, up: Tensor | None) -> None:
         """Count a dense pass: its gate pre-activations and hidden values, [..., d_ff]."""
@@ -184,6 +170,9 @@ class Slot:
         self.report(gate.detach(), hidden.detach(), None if up is None else up.detach())
 
     def report(self, gate: Tensor, hidden: Tensor, up: Tensor | None) -> None:
+        if self.in_order is not None:
+            gate, hidden = self.in_order(gate), self.in_order(hidden)
+            up = None if up is None else self.in_order(up)
         if self.on_fired is not None:
             self.on_fired(self.ffn.layer, gate.reshape(-1, self.ffn.d_ff), 0.0)
             return
@@ -229,6 +218,7 @@ class MapSlot:
         self.touched = torch.zeros(1, dtype=torch.int32)
         self.on_hidden: Callable[[int, Tensor], None] | None = None
         self.on_fired: OnFired | None = None
+        self.in_order: RowsInOrder | None = None
         self.stays_dense = True
         SLOTS[self.key] = self
 
@@ -244,6 +234,7 @@ class MapSlot:
         own = self.cover.put(down, forward)
 
     def report(self, gate: Tensor, hidden: Tensor, up: Tensor | None) -> None:
+        hidden = hidden if self.in_order is None else self.in_order(hidden)
         if self.on_fired is not None:
             self.on_fired(self.counted.layer, hidden.reshape(-1, self.counted.d_ff).abs(), self.counted.threshold)
             return
