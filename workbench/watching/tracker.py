@@ -109,16 +109,17 @@ class Tracker:
             self._begin_counts(inputs)
 
     def in_order(self, rows: Tensor) -> Tensor:
-        """Return a matrix [..., size] of an FFN's rows in the call's order: turned, where it has columns first.
-
-        The first of a call may tell how many rows it has. Raises UserError for another number of them."""
+        """Return an FFN's rows [..., size] in the call's order: turned, where it has columns first. The first of a call
+        may tell how many there are; raises UserError for another number."""
         if self._inputs is None:
             return rows
         leading = rows.shape[:-1]
         if self._running is None:
             self._begin_counts(self._inputs.fitted(leading))
-        assert self._running is not None
-        turned = self._running.are_turned(leading)
+        running: Any = self._running
+        if leading == running.numbers.shape and not self._is_turned:
+            return rows
+        turned = running.are_turned(leading)
         self._is_turned = self._is_turned if turned is None else turned
         return rows.transpose(0, 1) if self._is_turned and len(leading) == 2 else rows
 
@@ -142,10 +143,10 @@ class Tracker:
 
     def end(self, output: Any) -> None:
         """Take what a call counted."""
-        running, heard = self._running, self._inputs is not None
+        running = self._running
         self.drop()
         if running is None or not (running.stats or running.fires):
-            self.idle_calls += heard
+            self.idle_calls += self._counting
             return
         ran, layers = running.stats or running.fires, range(self.loaded.layers)
         if len(ran) != len(layers):
@@ -282,8 +283,6 @@ class Tracker:
         """Whether nothing asks which rows are of one sequence, so that the host need not know."""
         return self.on_fires is not None and self.on_losses is None
 
-    # ---- counts
-
     def _hear_firings(self, running: CallCounts | None) -> None:
         """Have dense passes tell what fires, where that is all that is counted."""
         if self.on_fires is not None:
@@ -291,10 +290,8 @@ class Tracker:
                 slot.on_fired = None if running is None else running.on_fired
 
     def _on_dense_hidden(self, layer: int, hidden: Tensor) -> None:
-        if layer in self.hidden_layers and self._running is not None:
-            rows = (
-                hidden
-                if hidden.requires_grad
-                else self.in_order(hidden).reshape(*self._running.numbers.shape, hidden.shape[-1])
-            )
-            self.hidden[layer] = rows  # else itself, so that gradients can be taken with regard to it
+        if layer in self.hidden_layers and self._inputs is not None:
+            rows: Any = self.in_order(hidden)
+            if not hidden.requires_grad:  # else itself, so that gradients can be taken with regard to it
+                rows = rows.reshape(*self._running.numbers.shape, hidden.shape[-1])  # type: ignore[union-attr]
+            self.hidden[layer] = hidden if hidden.requires_grad else rows

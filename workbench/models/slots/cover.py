@@ -71,10 +71,6 @@ class Cover:
         self.lift()
         self._forwards.clear()
 
-    def is_forward_of(self, module: nn.Module) -> bool:
-        """Return whether what a module runs is still what was put there: its class's forward where nothing was."""
-        return vars(module).get("forward") is self._forwards.get(module)
-
 
 def set_attribute(module: nn.Module, name: str, value: Any, settle: Settle | None = None) -> None:
     """Give a module an attribute that its copies do not have. settle: as in `Cover`"""

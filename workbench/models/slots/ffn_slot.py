@@ -55,9 +55,6 @@ class Slot:
         self.on_fired: OnFired | None = None  # where it is set, nothing else of a dense pass is counted
         self.in_order: RowsInOrder | None = None
         self.stays_dense = False  # whether the model's own code runs always
-        self._whole = entry if maps and entry is not maps[0] else None  # a hook on it sees what it sees without us
-        parts = dict.fromkeys([*entry.modules(), *maps, *idle])
-        self._parts = [(module, dict(module._modules)) for module in parts]
         self._gate: Tensor | None = None
         self._up: Tensor | None = None
         self._original: Tensor | None = None  # w_down's own storage, while the parameter has it by neuron
@@ -67,6 +64,10 @@ class Slot:
             gate, down = maps[0], maps[-1]
             self._cover_maps(own, gate, maps[1] if ffn.up_relu else None, down)
         self._cover_entry(own, entry, idle)
+        parts = dict.fromkeys([*entry.modules(), *maps, *idle])
+        heard = [one for one in parts if one is not entry or one in maps]  # of one on the whole FFN nothing is lost
+        self._hooks = [hooks for one in heard for hooks in (one._forward_hooks, one._forward_pre_hooks)]
+        self._parts = [(vars(one), vars(one).get("forward"), dict(one._modules)) for one in parts]
 
     def _cover_maps(self, own: dict[nn.Module, Any], gate: nn.Module, up: nn.Module | None, down: nn.Module) -> None:
         """Have the maps keep what a dense pass is counted by."""
@@ -137,11 +138,9 @@ class Slot:
         what comes after compiling is not in it."""
         if torch.compiler.is_compiling():
             return False
-        return any(
-            module._modules != children
-            or (module is not self._whole and (module._forward_hooks or module._forward_pre_hooks))
-            or not self.cover.is_forward_of(module)
-            for module, children in self._parts
+        return any(self._hooks) or any(
+            attributes.get("forward") is not forward or attributes["_modules"] != modules
+            for attributes, forward, modules in self._parts
         )
 
     def run(self, x: Tensor) -> Tensor:
