@@ -111,7 +111,7 @@ def what_fits() -> Iterator[list[int]]:
 
 def errors(got: Tensor, want: Tensor) -> tuple[float, float]:
     """Return the mean and the largest row's error, relative to the mean size of a row."""
-    got, want = got.double(), want.double()
+    got, want = got.detach().double(), want.detach().double()
     off = (got - want).norm(dim=1) / want.norm(dim=1).mean().clamp(min=1e-30)
     return float(off.mean()), float(off.max())
 
