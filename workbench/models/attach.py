@@ -121,7 +121,7 @@ def attached(
 def warn_of_another(kernel: str, ffns: Sequence[SparseFFN]) -> None:
     """Warn where a kernel that was asked for by name gives way to another."""
     if kernel != "auto" and ffns and (choice := ffns[0].choice(1)).kernel != kernel:
-        warnings.warn(f"kernel={kernel!r} gives way to {choice.kernel}: {choice.reason}", stacklevel=4)
+        warnings.warn(f"kernel={kernel!r} gives way to {choice.kernel}: {choice.reason}", stacklevel=3)
 
 
 def name_of(model: nn.Module) -> str:

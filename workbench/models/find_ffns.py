@@ -25,9 +25,7 @@ from twell.workbench.models.sizes import decoder_layers
 ROWS = 8  # random inputs that an FFN is compared on
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of a row, by its greatest; of 16-bit types 3e-2
 LOUD = 8  # times as great are half of these; in float16 none, where squares would overflow
-EXACT = (
-    "count what is above a threshold=0, which is all that fires"  # of an FFN with zeros that our op does not compute
-)
+EXACT = "count what is above a threshold=0, which is all that fires"  # of an FFN with zeros, but not of ours
 COUNT = "count what is above a threshold=, such as 0.01"  # what to do with an FFN that our op does not compute
 KNOWN_MAPS = (GATED, ("fc1", "fc2"), PLAIN, ("w1", "w3", "w2"), ("c_fc", "c_proj"))
 
@@ -132,10 +130,8 @@ def _children(name: str, path: str, holder: nn.Module, names: Sequence[str]) -> 
     for child in names:
         linear = next((module for each, module in holder.named_modules() if each == child), None)
         if type(linear) is not nn.Linear or not linear.weight.is_floating_point():
-            got, advice = (
-                f"a {type(linear).__name__} as {child}",
-                ("merge adapters first; experts and quantised weights the kernels cannot run"),
-            )
+            got = f"a {type(linear).__name__} as {child}"
+            advice = "merge adapters first; experts and quantised weights the kernels cannot run"
             if linear is None:
                 children = ", ".join(each for each, _ in holder.named_children()) or "none"
                 got = f"no {child} among its modules ({children})"

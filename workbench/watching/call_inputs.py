@@ -49,15 +49,15 @@ class CallInputs:
         """Read the arguments of a call of `module.forward`.
 
         names: those of `ids` and `mask`, where they are not input_ids, or the first tensor of whole numbers, and
-        attention_mask. Raises UserError for a name that the call does not have.
+        attention_mask. Raises UserError for a name that is none of an argument.
         """
         if args and isinstance(args[0], Mapping):  # a batch
             args, keywords = args[1:], {**args[0], **keywords}
         given = {**_named(module, args), **{name: value for name, value in keywords.items() if value is not None}}
         for name in names.values():
-            if name not in given:
+            if name not in given and name not in inspect.signature(module.forward).parameters:
                 raise UserError(
-                    f"Expected the argument {name} in every call of {type(module).__name__}, as inputs= says, got "
+                    f"Expected an argument {name} in a call of {type(module).__name__}, as inputs= says, got "
                     f"{', '.join(given) or 'none'}."
                 )
         ids = _ids(given, names)

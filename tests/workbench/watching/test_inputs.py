@@ -94,9 +94,10 @@ def test_names_of_inputs() -> None:
     net = Named(on_ids)
     with torch.no_grad(), watch(net, ffns=FFNS, inputs={"ids": "tokens", "mask": "padding"}) as w:
         net(places=torch.arange(7).expand(2, 7), tokens=IDS, padding=MASK)
-    np.testing.assert_array_equal(w.nnz[:, 0], truth(net, IDS[MASK > 0]))
-    assert w.table()["token_id"].tolist() == IDS[MASK > 0].tolist()
-    missing = pytest.raises(UserError, match=r"the argument words in every call of Named, .* got tokens\.$")
+        net(IDS[:1, :2])  # all of it tokens
+    np.testing.assert_array_equal(w.nnz[:, 0], truth(net, torch.cat([IDS[MASK > 0], IDS[0, :2]])))
+    assert w.table()["token_id"].tolist() == [*IDS[MASK > 0].tolist(), *IDS[0, :2].tolist()]
+    missing = pytest.raises(UserError, match=r"an argument words in a call of Named, .* got tokens\.$")
     with torch.no_grad(), watch(net, ffns=FFNS, inputs={"ids": "words"}), missing:
         net(IDS)
     for wrong in ({"id": "tokens"}, ["tokens"]):
