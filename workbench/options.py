@@ -271,7 +271,7 @@ class TrainOptions:
     minutes: float | None = option(None, help="train for this many minutes after compilation instead", unit="minutes")
     l1: float | None = option(None, help="replace the recipe's L1 coefficient")
     rate: float | None = option(None, help="replace the recipe's peak learning rate")
-    rows: int | None = option(None, help="replace the recipe's rows per step", unit="rows")
+    rows: int | None = option(None, help="replace the recipe's rows per step, and the few of a CPU", unit="rows")
     seed: int | None = option(None, help="replace the recipe's seed")
     device: Device = option("auto", help="where to train")
     compile: bool = option(True, help="compile the model (on CUDA)")
