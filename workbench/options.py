@@ -35,8 +35,9 @@ class CaptureOptions:
 
     model: str = option(help="a local folder, a hub id, or builtin:demo", value="MODEL", argument=True)
     text: tuple[str, ...] = option(
-        help="a .txt, .md or .jsonl file, plain, .zst, .gz or .xz; FILE.parquet:COLUMN; a pattern of such files; - for "
-        "standard input; hf:DATASET:COLUMN; builtin:passages, builtin:python-docs; may be repeated",
+        help="a .txt, .md or .jsonl file (a document a line: its field text, or the contents of its messages, joined "
+        "by line breaks without a chat template), plain, .zst, .gz or .xz; FILE.parquet:COLUMN; a pattern of such "
+        "files; - for standard input; hf:DATASET:COLUMN; builtin:passages, builtin:python-docs; may be repeated",
         value="SOURCE",
     )
     out: Path = option(help="the run's folder; it must not hold a run already")

@@ -159,7 +159,7 @@ def _sequences(
     refuse_other_model(run, own)
     tokens = options.tokens or TOKENS[own.device.type]
     if sources is None:
-        return recorded_sequences(run, tokens, spread=True)
+        return recorded_sequences(run, tokens, spread=True, or_else="give a text by --text")
     return text_sequences(run, own, sources, tokens)
 
 
