@@ -35,8 +35,9 @@ class CaptureOptions:
 
     model: str = option(help="a local folder, a hub id, or builtin:demo", value="MODEL", argument=True)
     text: tuple[str, ...] = option(
-        help="a .txt, .md or .jsonl file, plain, .zst, .gz or .xz; FILE.parquet:COLUMN; a pattern of such files; - for "
-        "standard input; hf:DATASET:COLUMN; builtin:passages, builtin:python-docs; may be repeated",
+        help="a .txt, .md or .jsonl file (a document a line: its field text, or the contents of its messages, joined "
+        "by line breaks without a chat template), plain, .zst, .gz or .xz; FILE.parquet:COLUMN; a pattern of such "
+        "files; - for standard input; hf:DATASET:COLUMN; builtin:passages, builtin:python-docs; may be repeated",
         value="SOURCE",
     )
     out: Path = option(help="the run's folder; it must not hold a run already")
@@ -271,7 +272,7 @@ class TrainOptions:
     minutes: float | None = option(None, help="train for this many minutes after compilation instead", unit="minutes")
     l1: float | None = option(None, help="replace the recipe's L1 coefficient")
     rate: float | None = option(None, help="replace the recipe's peak learning rate")
-    rows: int | None = option(None, help="replace the recipe's rows per step", unit="rows")
+    rows: int | None = option(None, help="replace the recipe's rows per step, and the few of a CPU", unit="rows")
     seed: int | None = option(None, help="replace the recipe's seed")
     device: Device = option("auto", help="where to train")
     compile: bool = option(True, help="compile the model (on CUDA)")

@@ -5,7 +5,8 @@
 
 The idea is greedy: of all steps from a layer's share to a larger one, the cheapest by change of loss over the share
 that goes is taken, as long as the sum of the changes stays within the budget. What layers cost together is another
-number than that sum, so the mixture is run too. Cost: milliseconds.
+number than that sum, so the mixture is run too, and after it smaller ones as long as they cost more than the budget.
+Cost: milliseconds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from twell.workbench.run.store import Run
 
 EffectCurves = Mapping[int, Sequence[tuple[float, float]]]  # by layer: shares and the changes that each makes alone
 JOINT = ("joint", "joint_low", "joint_high")
+LEAST = 0.01  # of the budget: a sum of changes below which no smaller mixture is looked for
+LESS = 0.9  # of a sum of changes: the next one at most, where the mixture by it breaks the budget
 
 
 def allocate(curves: EffectCurves, budget: float) -> dict[int, float]:
@@ -47,7 +50,8 @@ def allocation(run: Run, budget: float | None = None) -> pd.DataFrame:
     Columns: layer; share (of the layer's values |hidden| that are not 0, the smallest ones); change (of the loss, nats
     a token, when that alone goes), low, high (its 95 % interval by document); threshold (the value up to which they
     go; NaN where the shares were not run). attrs: condition (as `twell ablate` spells the shares); singles (sum of the
-    changes); joint, joint_low, joint_high (change with all of them at once; NaN where it was not run); unread (share
+    changes); joint, joint_low, joint_high (change with all of them at once; NaN where it was not run); budget (that it
+    is for, in nats a token; NaN where it was not for one); unread (share
     of the model's weights that one token need not read then, beside those it need not read now), speedup (1 over the
     rest): an estimate for batch 1 by bytes alone, NaN where the run does not know the model's size.
 
@@ -57,7 +61,10 @@ def allocation(run: Run, budget: float | None = None) -> pd.DataFrame:
     single = table[(table["kind"] == "smallest") & (table["layer"] >= 0)]
     if single.empty:
         raise Missing(f"{run.name} has no shares of single layers: {_todo(run)}.")
-    shares = _last(run, table) if budget is None else _best(run, single, budget)
+    if budget is None:
+        shares, budget = _last(run, table)
+    else:
+        shares = _best(run, single, budget)
     condition = "shares:" + ",".join(f"{share:g}" for share in shares)
     measured = single.set_index(["layer", "share"])[["change", "low", "high"]]
     answer = pd.DataFrame(
@@ -68,7 +75,7 @@ def allocation(run: Run, budget: float | None = None) -> pd.DataFrame:
     answer["threshold"] = _thresholds(run, condition)
     joint = table.loc[table["condition"] == condition, ["change", "low", "high"]]
     together = joint.iloc[-1].tolist() if len(joint) else [np.nan] * 3
-    answer.attrs |= {"condition": condition, "singles": float(answer["change"].sum(skipna=False))}
+    answer.attrs |= {"condition": condition, "singles": float(answer["change"].sum(skipna=False)), "budget": budget}
     answer.attrs |= dict(zip(JOINT, map(float, together), strict=True)) | _bytes(run, np.array(shares))
     return answer
 
@@ -85,12 +92,16 @@ def _best(run: Run, single: pd.DataFrame, budget: float) -> list[float]:
     return [shares.get(layer, 0.0) for layer in range(run.layers)]
 
 
-def _last(run: Run, table: pd.DataFrame) -> list[float]:
-    """Return the shares that were run together last. table: of `effects`"""
+def _last(run: Run, table: pd.DataFrame) -> tuple[list[float], float]:
+    """Return the shares that were run together last, and the budget that they were for. table: of `effects`"""
     mixtures = table[table["kind"] == "shares"].sort_values("study", kind="stable")
     if mixtures.empty:
         raise Missing(f"{run.name} has no shares of several layers that were run together: {_todo(run)}.")
-    return [float(share) for share in str(mixtures["condition"].iloc[-1]).partition(":")[2].split(",")]
+    known, newest, budget = set(mixtures["condition"]), str(mixtures["condition"].iloc[-1]), np.nan
+    for entry in run.manifest.effects:  # the last one asked for, which may have been measured before others
+        for condition in known.intersection(entry.get("conditions") or ()):
+            newest, budget = condition, float(entry.get("budget", np.nan))
+    return [float(share) for share in newest.partition(":")[2].split(",")], budget
 
 
 def _nothing(share: float) -> dict[str, float]:
@@ -125,21 +136,32 @@ def _bytes(run: Run, shares: np.ndarray) -> dict[str, float]:
     return {"unread": unread, "speedup": 1 / (1 - unread)}
 
 
-def allocated(run: Run, budget: float) -> str:
-    """Return the shares for a budget as a condition of `twell ablate`. Raises UserError where none fits."""
-    table = allocation(run, budget)
-    if not table["share"].any():
-        single = effects(run).query("kind == 'smallest' and layer >= 0")
-        least = single.loc[single["change"].idxmin()]
+def allocated(run: Run, budget: float, broke: Sequence[str] = ()) -> str:
+    """Return the shares for a budget as a condition of `twell ablate`; "" where none are left to try.
+
+    broke: conditions that were run for it before; with them the shares are fewer, unless the last of them keeps it.
+    Raises UserError where not even a first one fits.
+    """
+    table, changes, alone = effects(run).set_index("condition"), budget, allocation(run, budget)
+    if not alone["share"].any():
+        single = table.query("kind == 'smallest' and layer >= 0")["change"]
         raise UserError(
             f"Expected a budget in which some layer's share fits, got {budget:g} nats: the least is "
-            f"{least['change']:.2g}, of {least['condition']}."
+            f"{single.min():.2g}, of {single.idxmin()}."
         )
-    return str(table.attrs["condition"])
+    for condition in broke:
+        joint = float(table.loc[condition, "change"])
+        if not joint > budget:
+            return ""
+        changes *= min(LESS, budget / joint)
+    while alone["share"].any() and alone.attrs["condition"] in broke and changes > LEAST * budget:
+        alone = allocation(run, changes)
+        changes *= LESS
+    return "" if alone.attrs["condition"] in broke or not alone["share"].any() else str(alone.attrs["condition"])
 
 
 def summary(table: pd.DataFrame) -> str:
-    """Return a sentence on an allocation: its sum, its joint change, and what it would buy.
+    """Return a sentence on an allocation: its sum, its joint change beside the budget, and what it would buy.
 
     table: of `allocation`
     """
@@ -148,12 +170,22 @@ def summary(table: pd.DataFrame) -> str:
     if about["joint"] == about["joint"]:
         interval = f" [{about['joint_low']:+.4f}, {about['joint_high']:+.4f}]"
         text += f"; run together they make {about['joint']:+.4f}{interval if 'nan' not in interval else ''}"
+        text += _kept(about["joint"], about["joint_high"], about["budget"])
     if about["unread"] == about["unread"]:
         text += (
             f". At batch 1 a token would read {100 * about['unread']:.2g} % fewer bytes of weights: at most "
             f"{about['speedup']:.3g} ×, an estimate by bytes alone"
         )
     return text + "."
+
+
+def _kept(joint: float, high: float, budget: float) -> str:
+    """Return whether a change of the loss keeps a budget, as the end of a clause; "" where it is for none."""
+    if budget != budget:
+        return ""
+    if joint > budget:
+        return f", over the budget of {budget:g}"
+    return f", within the budget of {budget:g}" + (", unlike the interval's upper end" if high > budget else "")
 
 
 def lines(table: pd.DataFrame) -> list[str]:

@@ -66,7 +66,7 @@ def _write_tables(run: Run, options: ExportOptions, format: Format) -> list[Path
     every = [name for name in TABLES if run.has(name)] if run.manifest.only_trains else ANALYSIS
     names = options.table or tuple(every)
     if len(names) > 1:
-        _require_folder(options.out, f"{len(names)} tables")
+        _require_folder(options.out, f"{len(names)} tables", ", or one table with --table")
     to_file = len(options.table) == 1 and not options.out.is_dir()
     written = []
     for name in names:
@@ -115,14 +115,15 @@ def _format(options: ExportOptions) -> Format:
     return options.format or of_file or "parquet"
 
 
-def _require_folder(out: Path, content: str) -> None:
-    """Raise UserError if `out`, to which several files go, is a file or is named like one. content: what goes there."""
+def _require_folder(out: Path, content: str, or_else: str = "") -> None:
+    """Raise UserError if `out`, to which several files go, is a file or is named like one.
+
+    content: what goes there; or_else: what else to name than a folder
+    """
     if out.is_dir():
         return
     if out.exists() or out.suffix.lower() in ENDING.values():
-        raise UserError(
-            f"Expected a folder for {content}, got the file {out}: name a folder, or one table with --table."
-        )
+        raise UserError(f"Expected a folder for {content}, got the file {out}: name a folder{or_else}.")
 
 
 def _write_document(run: Run, options: ExportOptions, format: Format) -> Path:
@@ -155,7 +156,7 @@ def _write_arrays(run: Run, options: ExportOptions) -> list[Path]:
             np.savez_compressed(temporary, dead=mask)
         print(f"{path}: {int(mask.sum()):,} of {mask.size:,} neurons")
         return [path]
-    _require_folder(options.out, "a file a layer")
+    _require_folder(options.out, "fired, a file a layer in --format npz")
     written = []
     for layer in sorted(set(run.arrow("fired", ["layer"])["layer"].to_pylist())):
         matrix, _rows = fired_csr(run, layer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -13,6 +15,7 @@ from twell.analysis.training import sparse_since, training_layers, training_step
 from twell.workbench.run.store import Run
 
 WIDEST = 500  # columns of a map: each is two pixels or more, and what it says is not 56 000 numbers
+FEW = 10  # steps, each of which has a tick
 FEWEST = 0.1  # nnz: the bottom of the colour scale, where a layer fires next to nothing
 
 
@@ -50,7 +53,7 @@ def loss_curves(steps: pd.DataFrame) -> go.Figure:
     term = steps["l1"] * steps["l1_coefficient"].astype(float)
     _line(figure, 2, steps["step"], term, GREY, "L1 term", "added to the loss")
     finish(figure, 300, top=36)
-    figure.update_xaxes(title="step")
+    _name_steps(figure, steps["step"])
     figure.update_yaxes(title="nats a token", col=1)
     titles = ("loss, ● held-out" + ("" if origin is None else ", – – the original"), "L1 term × its coefficient")
     figure.update_layout(annotations=[panel_title(name, column) for column, name in enumerate(titles, start=1)])
@@ -90,7 +93,8 @@ def layer_map(layers: pd.DataFrame, column: str, d_ff: int) -> go.Figure:
     )
     finish_layers(figure, grid.index, left=40, right=70, top=12)
     figure.update_yaxes(showgrid=False)
-    figure.update_xaxes(title="step", showgrid=False)
+    _name_steps(figure, grid.columns)
+    figure.update_xaxes(showgrid=False)
     return figure
 
 
@@ -128,7 +132,8 @@ def went_sparse(since: pd.DataFrame, last: int) -> go.Figure:
         )
     )
     finish_layers(figure, since["layer"], left=40, top=12)
-    figure.update_xaxes(title="step", range=[0, last * 1.02])
+    _name_steps(figure, [0, last])
+    figure.update_xaxes(range=[0, last * 1.02])
     return figure
 
 
@@ -145,9 +150,16 @@ def speed_curves(steps: pd.DataFrame) -> go.Figure:
         figure.update_yaxes(rangemode="tozero", row=1, col=column)
     finish(figure, 260, top=36)
     last = float(steps["step"].iloc[-1])
-    figure.update_xaxes(title="step", range=[-0.02 * last, 1.02 * last])  # one for all: a step may be timed once
+    _name_steps(figure, [0, last])
+    figure.update_xaxes(range=[-0.02 * last, 1.02 * last])  # one for all: a step may be timed once
     figure.update_layout(annotations=[panel_title(name, column) for column, (name, *_) in enumerate(panels, start=1)])
     return figure
+
+
+def _name_steps(figure: go.Figure, steps: Iterable[float]) -> None:
+    """Title the x axes; a log of few steps has a tick a step, for there are no steps between them."""
+    steps = list(steps)
+    figure.update_xaxes(title="step", dtick=1 if max(steps) - min(steps) <= FEW else None)
 
 
 def _line(figure: go.Figure, column: int, x: pd.Series, y: pd.Series, colour: str, name: str, unit: str) -> None:

@@ -198,8 +198,10 @@ def drawn_interval(estimate: NDArray, without: NDArray, degrees: float) -> tuple
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sqrt(groups - 1) * means / np.sqrt(squares - means**2)
     # No group may change an estimate: 0/0. Draws of one group alone, without a variance, are too few to matter.
-    upper, lower = np.quantile(np.nan_to_num(t), [1 - tail, tail], axis=0)
-    return estimate - upper * error, estimate - lower * error
+    # Where they are many, as of a text that repeats itself, t and an end are infinite.
+    with np.errstate(over="ignore"):
+        upper, lower = np.quantile(np.nan_to_num(t), [1 - tail, tail], axis=0)
+        return estimate - upper * error, estimate - lower * error
 
 
 @lru_cache(16)  # the draws take longer than what is made of them

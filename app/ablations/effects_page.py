@@ -70,9 +70,11 @@ def budget(run: Run) -> None:
     if not (fetch(run, analysis.effects)["kind"] == "shares").any():
         return
     result = query(run, analysis.allocation)
+    nats = result.frame.attrs["budget"]
+    of = f"{number(nats)} nats a token. " if nats == nats else ""
     widgets.heading(
         "A budget of loss over the layers",
-        f"The share of each layer's hidden values that is set to 0, the smallest ones. {summary(result.frame)}",
+        f"{of}The share of each layer's hidden values that is set to 0, the smallest ones. {summary(result.frame)}",
         result,
     )
     widgets.draw(share_by_layer(result.frame), "ablation-budget", "Share of each layer within a budget", wide=True)

@@ -21,8 +21,12 @@ from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run, open_run
 
 
-def added(run: Run, study: int, **given: Any) -> Run:
-    append(run.path, "effects", rows_of(np.random.default_rng(study), study=study, **given)[0], effects=[])
+def added(run: Run, study: int, harm: float | None = None, **given: Any) -> Run:
+    """Append a study of one condition. harm: its change in nats a token, in every document; None: a planted one"""
+    rows = rows_of(np.random.default_rng(study), study=study, **given)[0]
+    if harm is not None:
+        rows["loss_sum"] = rows["base_sum"] + harm * rows["tokens"]
+    append(run.path, "effects", rows, effects=[])
     return open_run(run.path)
 
 
@@ -191,6 +195,31 @@ def test_an_allocation_says_what_it_costs_together(small: Run) -> None:
     assert np.isnan(allocation(run).attrs["unread"])
     run.manifest.model["parameters"] = None
     assert np.isnan(allocation(run).attrs["unread"]) and "batch 1" not in summary(allocation(run))
+
+
+def test_a_mixture_that_breaks_the_budget_gives_way_to_a_smaller_one(small: Run) -> None:
+    for number, (layer, share) in enumerate((layer, share) for layer in range(4) for share in (0.25, 0.5)):
+        name = f"smallest:{share}@{layer}"
+        run = added(small, number, condition=name, kind="smallest", share=share, layer=layer)
+    alone = effects(run).set_index(["layer", "share"])["change"]
+    budget = float(alone[[(layer, 0.5) for layer in range(4)]].clip(lower=0).sum())
+    first = allocated(run, budget)
+    run = broken = added(run, 8, condition=first, kind="shares", harm=2 * budget)
+    second = allocated(run, budget, [first])
+    assert gone(second) < gone(first)
+    broken.manifest.effects = [{"study": 8, "conditions": [first], "budget": budget}]
+    over = allocation(broken)
+    assert over.attrs["condition"] == first and f", over the budget of {budget:g}." in summary(over)
+    run = added(broken, 9, condition=second, kind="shares", harm=0.0)
+    assert allocated(run, budget, [first, second]) == "", "kept: nothing more to run"
+    run.manifest.effects = [*broken.manifest.effects, {"study": 9, "conditions": [second], "budget": budget}]
+    within = allocation(run)
+    assert within.attrs["condition"] == second and f", within the budget of {budget:g}" in summary(within)
+    assert allocation(run, budget).attrs["budget"] == budget
+
+
+def gone(condition: str) -> float:
+    return sum(map(float, condition.partition(":")[2].split(",")))
 
 
 def test_columns_are_read_where_a_product_is_used(made: ModuleType, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ LEVELS: dict[str, list[set[str]]] = {
     ],
     "workbench": [
         {"errors", "garbage", "option_fields", "options"},
-        {"devices", "doctor", "power", "run", "models"},
+        {"devices", "doctor", "interrupt", "power", "run", "models"},
         {"text"},
         {"capturing", "training"},
         {"watching", "worker"},

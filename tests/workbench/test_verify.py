@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.captures import run_capture, save_model
+from support.synthetic_training import make_training
 
 from twell.kernels.modules import SparseFFN
 from twell.workbench.errors import UserError
@@ -104,6 +105,8 @@ def test_other_weights_are_refused(tiny: Path, tmp_path: Path, texts: tuple[str,
 
 
 def test_what_cannot_be_verified_is_refused(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match=r"got a training: capture its model on a text, and give that run\.$"):
+        verify(VerifyOptions(run=make_training(tmp_path / "training").path, device="cpu"))
     run = run_capture(tiny, tmp_path / "run", texts)
     with pytest.raises(UserError, match="--tokens of at least 1, got 0"):
         verify(VerifyOptions(run=run.path, tokens=0, model=str(tiny), device="cpu"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from twell.workbench.ablations.appended import append, appending
 from twell.workbench.ablations.first_order import chosen_neurons, first_order
 from twell.workbench.ablations.options import AblateOptions, refuse_target
 from twell.workbench.ablations.spelled import STUDY, STUDY_WITHOUT_ZEROS, Condition, parse
-from twell.workbench.ablations.study import Study, effective, neuron_fires, run_study
+from twell.workbench.ablations.study import Study, effective, neuron_fires, note_budget, run_study
 from twell.workbench.capturing.command import capture
 from twell.workbench.errors import UserError
 from twell.workbench.models.own_code import OwnModel, open_own, refuse_other_weights, where_of
@@ -28,9 +28,11 @@ from twell.workbench.run.store import Run, open_run
 from twell.workbench.run.tables.effects import OWN_TOKENS
 from twell.workbench.text.batches import batches
 from twell.workbench.text.recorded import recorded_sequences
-from twell.workbench.text.sequences import Sequence, documents, sequences
+from twell.workbench.text.sequences import Sequence as TokenSequence
+from twell.workbench.text.sequences import documents, sequences
 from twell.workbench.text.sources import TextSource, open_sources
 
+MIXTURES = 5  # that are run together for a budget, each smaller than the one before, until one keeps it
 SHARES = "smallest:0.25,0.4,0.5,0.6,0.75,0.9"  # that a budget is divided by, in each layer
 TOKENS = {"cpu": 20_000, "cuda": 500_000}
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32_768}
@@ -38,13 +40,14 @@ BATCH_TOKENS = {"cpu": 4096, "cuda": 32_768}
 
 def ablate(
     options: AblateOptions,
-    allocated: Callable[[Run, float], str] | None = None,
+    allocated: Callable[[Run, float, Sequence[str]], str] | None = None,
     measured: Callable[[int], object] = lambda _: None,
 ) -> Run:
     """Measure a study, write it into the run, and return the run.
 
-    allocated: returns the condition for a budget, once each layer was measured alone; measured: called with the number
-    of each study in the run
+    allocated: returns the condition for a budget, once each layer was measured alone, after conditions that broke it;
+    "" where the last of them keeps it, or nothing smaller is left; measured: called with the number of each study in
+    the run
 
     Raises UserError for a run, a model or a condition that cannot be used, and KeyboardInterrupt when stopped; batches
     that were measured until then stay.
@@ -61,8 +64,12 @@ def ablate(
         return measure(run, own, options, sources, False, measured)
     alone = tuple(f"{SHARES}@{layer}" for layer in range(own.layers))
     run = measure(run, own, replace(options, condition=(*options.condition, *alone)), sources, False, measured)
-    together = replace(options, condition=(allocated(run, options.budget),), neurons=0)
-    return measure(run, own, together, sources, False, measured)
+    run_together: list[str] = []
+    while len(run_together) < MIXTURES and (condition := allocated(run, options.budget, run_together)):
+        run_together.append(condition)
+        mixture = replace(options, condition=(condition,), neurons=0)
+        run = measure(run, own, mixture, sources, False, measured, options.budget)
+    return run
 
 
 def measure(
@@ -72,9 +79,10 @@ def measure(
     sources: list[TextSource] | None = None,
     quiet: bool = True,
     measured: Callable[[int], object] = lambda _: None,
+    budget: float | None = None,
 ) -> Run:
     """Measure a study of a model that is loaded already. sources: the text, None for the run's own tokens; measured:
-    called with the study's number in the run."""
+    called with the study's number in the run; budget: that its one condition is to keep, in nats a token."""
     with_zeros = own.has_zeros and not run.manifest.options.get("threshold")
     default = () if options.neurons else STUDY if with_zeros else STUDY_WITHOUT_ZEROS
     study = Study(
@@ -100,7 +108,7 @@ def measure(
         step = bar.add_task("")
         run, number = run_study(run, own, study, lambda done, total: bar.update(step, completed=done, total=total))
     measured(number)
-    return run
+    return run if budget is None else note_budget(run, number, budget)
 
 
 def _single_neurons(run: Run, own: OwnModel, study: Study, count: int, console: Console) -> list[Condition]:
@@ -144,22 +152,24 @@ def _captured(options: AblateOptions) -> AblateOptions:
     return replace(options, target=str(options.out), text=(), model=None if options.model else options.target)
 
 
-def _sequences(run: Run, own: OwnModel, options: AblateOptions, sources: list[TextSource] | None) -> list[Sequence]:
+def _sequences(
+    run: Run, own: OwnModel, options: AblateOptions, sources: list[TextSource] | None
+) -> list[TokenSequence]:
     """Return the study's text as sequences."""
     refuse_other_model(run, own)
     tokens = options.tokens or TOKENS[own.device.type]
     if sources is None:
-        return recorded_sequences(run, tokens, spread=True)
+        return recorded_sequences(run, tokens, spread=True, or_else="give a text by --text")
     return text_sequences(run, own, sources, tokens)
 
 
-def text_sequences(run: Run, own: OwnModel, sources: list[TextSource], tokens: int) -> list[Sequence]:
+def text_sequences(run: Run, own: OwnModel, sources: list[TextSource], tokens: int) -> list[TokenSequence]:
     """Return the first tokens of a text, cut as the run's were, as sequences."""
     from transformers import AutoTokenizer
 
     folder = own.checkpoint.folder if own.checkpoint else own.model.name_or_path
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    chosen: list[Sequence] = []
+    chosen: list[TokenSequence] = []
     for sequence in sequences(documents(sources), tokenizer, int(run.manifest.options.get("seq_len", 2048))):
         chosen.append(replace(sequence, ids=sequence.ids[:tokens]))
         tokens -= len(sequence.ids)

@@ -47,7 +47,7 @@ class AblateOptions:
     budget: float | None = option(
         None,
         help="divide a change of the loss over the layers: shares of each layer's values next to 0 are measured alone, "
-        "then the cheapest that fit together at once",
+        "then the cheapest that fit together at once, and fewer until what they make together is within it",
         unit="nats a token",
         least=0,
     )

@@ -136,6 +136,16 @@ def run_study(
     return open_run(run.path), entry["study"]
 
 
+def note_budget(run: Run, study: int, budget: float) -> Run:
+    """Write the budget that a study was for into its entry, as the last of all entries; return the run."""
+    with appending(run.path):
+        manifest = manifests.read(run.path)
+        entry = next(one for one in manifest.effects if one["study"] == study)
+        manifest.effects = [*(one for one in manifest.effects if one is not entry), {**entry, "budget": budget}]
+        manifests.write(run.path, manifest)
+    return open_run(run.path)
+
+
 def effective(run: Run, own: OwnModel, study: Study) -> tuple[Study, list[str]]:
     """Return the study without the conditions that take nothing away, and a sentence on each of these.
 

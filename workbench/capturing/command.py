@@ -26,10 +26,11 @@ from twell.workbench.capturing.batch_size import about_batches, batch_rows
 from twell.workbench.capturing.distributed import FAILED, Ranks
 from twell.workbench.capturing.firings import parse_fired
 from twell.workbench.capturing.prefetch import BatchStream, read_batches
-from twell.workbench.capturing.progress import Bar, Interrupt, expected_tokens, nnz_sum, outcome, plan, refuse_if_full
+from twell.workbench.capturing.progress import Bar, expected_tokens, nnz_sum, outcome, plan, refuse_if_full
 from twell.workbench.capturing.recorder import Recorder
 from twell.workbench.capturing.resume import ResumePoint, new_manifest
 from twell.workbench.errors import UserError
+from twell.workbench.interrupt import Interrupt
 from twell.workbench.models.load import LoadedModel, load
 from twell.workbench.models.remembered import remember
 from twell.workbench.option_fields import check_bounds
@@ -41,6 +42,8 @@ from twell.workbench.run.store import Run, open_run
 from twell.workbench.run.writer import RunWriter, refuse_existing
 from twell.workbench.text.batches import Batch
 from twell.workbench.text.sources import TextSource, open_sources
+
+HANDS = "the batches in hand, so that what is counted is kept"  # what an interrupt waits for
 
 
 def capture(options: CaptureOptions, given: list[TextSource] | None = None, quiet: bool = False) -> Run:
@@ -153,7 +156,7 @@ def _record(
     options, writer = recorder.options, recorder.writer
     recorder.tell = console.print
     try:
-        with Interrupt() as interrupt, Bar(total, console, writer.manifest.tokens * ranks.world) as bar:
+        with Interrupt(HANDS) as interrupt, Bar(total, console, writer.manifest.tokens * ranks.world) as bar:
             unreadable = _run_batches(recorder, batches, bar, interrupt, ranks.world)
             stream.close()
             for examples in ranks.gather_examples(options.out, lambda: interrupt.requested or unreadable is not None):

@@ -1,7 +1,6 @@
-"""Show a capture to a person before, while and after it runs, and let the person stop it.
+"""Show a capture to a person before, while and after it runs.
 
-On a terminal a bar with rate, estimate and current mean nnz; elsewhere a plain line now and then. SIGINT and SIGTERM
-take effect at the end of a batch, so that what was counted is kept; a second one stops at once.
+On a terminal a bar with rate, estimate and current mean nnz; elsewhere a plain line now and then.
 """
 
 from __future__ import annotations
@@ -10,10 +9,7 @@ import math
 import os
 import shlex
 import shutil
-import signal
-import threading
 import time
-from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -45,7 +41,6 @@ SAMPLE = 2**16  # characters whose tokens are counted, to estimate how many a fi
 BYTES_PER_COUNT = 1.2  # on disk, a token and layer
 BYTES_PER_TOKEN = 6  # on disk, a token, whatever the layers
 BYTES_PER_EXAMPLE = 35  # on disk
-STOPPING = b"\nStopping after the batches in hand, so that what is counted is kept; press again to stop at once.\n"
 LINES = (2.0, 6.0)  # seconds after the first batch at which the first lines come, where there is no terminal
 LINE_SECONDS = 15.0  # between two later ones
 
@@ -223,33 +218,3 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed: Any = task.finished_speed or task.speed
         return Text(f"{speed:,.0f} tokens/s" if speed else "")
-
-
-class Interrupt:
-    """A context manager: the first SIGINT or SIGTERM sets `requested`, the second raises KeyboardInterrupt.
-
-    Handlers are set in the main thread only; in any other thread a run ends when its text does.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {
-                number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
-            }
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-        os.write(2, STOPPING)  # not print: the signal may have come in the middle of one

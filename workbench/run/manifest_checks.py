@@ -106,11 +106,14 @@ ENTRIES: dict[str, dict[str, Rule]] = {
         **dict.fromkeys(("tokens", "sequences", "loss_tokens"), COUNT),
         **dict.fromkeys(("seconds", "loss_sum"), NUMBER),
     },
-    "effects": {"study": COUNT, "tokens": COUNT, "seconds": NUMBER, "complete": FLAG},
+    "effects": {"study": COUNT, "tokens": COUNT, "seconds": NUMBER, "complete": FLAG, "budget": NUMBER},
     "left_out": {"file": TEXT, "reason": TEXT, "tokens": COUNT, "sequences": COUNT},
     "parts": {"table": TABLE, "file": ("as text", lambda value: True), "rows": COUNT, "bytes": COUNT, "sha256": DIGEST},
 }
-ENTRIES_NEED = {name: ("source",) if name == "text" else tuple(rules) for name, rules in ENTRIES.items()}
+ENTRIES_NEED = {
+    name: ("source",) if name == "text" else tuple(rule for rule in rules if rule != "budget")
+    for name, rules in ENTRIES.items()
+}
 
 
 def check_fields(path: Path, data: dict[str, Any]) -> None:

@@ -11,13 +11,17 @@ from twell.workbench.run.store import Run
 from twell.workbench.text.sequences import Sequence
 
 
-def recorded_sequences(run: Run, tokens: int, spread: bool = False) -> list[Sequence]:
+def recorded_sequences(
+    run: Run, tokens: int, spread: bool = False, or_else: str = "capture its model on a text, and give that run"
+) -> list[Sequence]:
     """Return the run's first sequences, up to the one in which the token of that number is.
 
     spread: take as many tokens from sequences all over the run. Raises UserError for a run that holds no tokens.
+    or_else: what to do then
     """
     if run.manifest.summary_only or not run.has("activity"):
-        raise UserError(f"Expected a run with its tokens in {run.path}, got one without: give a text by --text.")
+        got = "a training" if run.manifest.only_trains else "one without"
+        raise UserError(f"Expected a run with its tokens in {run.path}, got {got}: {or_else}.")
     return list(_spread(_sequences(run, run.manifest.tokens), tokens, run) if spread else _sequences(run, tokens))
 
 

@@ -92,9 +92,10 @@ class Sequence:
 def documents(sources: Iterable[str | TextSource]) -> Iterator[Document]:
     """Return the documents of all sources, in order, in pieces (see Document).
 
-    A text file is one document, however many blank lines it has. So is a line of a `.jsonl` file (its field `text`), a
-    passage, a topic of Python's help, and all docstrings of one module of its library. Every name is checked before the
-    first document is returned. Raises UserError for a wrong name, a source named twice, and a source without text.
+    A text file is one document, however many blank lines it has. So is a line of a `.jsonl` file (its field `text`, or
+    its `messages`), a passage, a topic of Python's help, and all docstrings of one module of its library. Every name is
+    checked before the first document is returned. Raises UserError for a wrong name, a source named twice, and a source
+    without text.
     """
     opened = [source if isinstance(source, TextSource) else TextSource(source) for source in sources]
     if not opened:

@@ -3,7 +3,7 @@
 | name | documents |
 |---|---|
 | `book.txt`, `notes.md` | one document, as it stands |
-| `chats.jsonl` | a document a line: its field `text` |
+| `chats.jsonl` | a document a line: its field `text`, or the contents of its `messages`, without a chat template |
 | `shards/*.jsonl.zst` | those of each file that matches, by name; these kinds may be packed: `.zst`, `.gz`, `.xz` |
 | `web.parquet:body` | a document a row: its column `body`, or `text` if none is named |
 | `-` | standard input, one document |

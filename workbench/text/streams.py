@@ -125,8 +125,10 @@ def decoded(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
 
 
 def json_texts(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
-    """Yield the field `text` of each line's JSON object. Raises UserError for another line.
+    """Yield the field `text` of each line's JSON object, or the contents of its `messages`, joined by line breaks.
 
+    A model's chat template, and who says what, are left out: they differ from model to model. Raises UserError for
+    another line.
     name: the source's name, for the error
     """
     offset = 0
@@ -139,7 +141,7 @@ def json_texts(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _json_text(name: str, number: int, offset: int, line: bytes) -> str:
-    """Return the field `text` of one line. number: of the line, from 1; offset: of its first byte in the source"""
+    """Return the text of one line. number: of the line, from 1; offset: of its first byte in the source"""
     expected = f'Expected a JSON object with a string field "text" on line {number} of {name}'
     try:
         record = json.loads(line.decode("utf-8-sig"))
@@ -149,12 +151,21 @@ def _json_text(name: str, number: int, offset: int, line: bytes) -> str:
         raise UserError(f"{expected}, got invalid JSON ({error}): write one object a line.") from None
     if not isinstance(record, dict):
         raise UserError(f"{expected}, got a {type(record).__name__}: write one object a line.")
-    text = record.get("text")
+    text = record.get("text", _contents(record.get("messages")))
     if not isinstance(text, str):
         got = f"text: {text!r:.40}" if "text" in record else f"the fields {quoted(record)}"
         raise UserError(f"{expected}, got {got}: put each document's text there.")
     encoded(text, f"line {number} of {name}")
     return text
+
+
+def _contents(messages: Any) -> str | None:
+    """Return the contents of a chat's messages, those that are null left out; None for anything else."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return None
+    contents = [message.get("content") for message in messages]
+    texts = [content for content in contents if isinstance(content, str)]
+    return "\n".join(texts) if len(texts) + contents.count(None) == len(contents) and texts else None
 
 
 def encoded(text: str, where: str) -> bytes:
@@ -175,8 +186,9 @@ def too_long(where: str) -> UserError:
 
 
 def _not_utf8(name: str, offset: int, error: UnicodeDecodeError) -> UserError:
-    byte = error.object[error.start]
+    bad = error.object[error.start :]
+    encoding = "UTF-16" if not offset and bad.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "LATIN1"
     return UserError(
-        f"Expected UTF-8 in {name}, got byte 0x{byte:02x} at byte offset {offset}: "
-        "convert the file, for example with `iconv -t UTF-8`."
+        f"Expected UTF-8 in {name}, got byte 0x{bad[0]:02x} at byte offset {offset}: "
+        f"convert the file, for example with `iconv -f {encoding} -t UTF-8 FILE > NEW`."
     )

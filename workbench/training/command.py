@@ -6,7 +6,8 @@ steps most of h is exactly zero. This file reads the options and writes the resu
     twell train --config demo --text corpus.txt.zst --out models/demo
     AutoModelForCausalLM.from_pretrained("models/demo")     # plain transformers, nothing of ours
 
-A run that was killed continues when the same command is given again.
+A run that was stopped or killed continues when the same command is given again. Ctrl-C and SIGTERM stop a training by
+one process at the end of a step, which is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 
 from twell.workbench.devices import pick_device
 from twell.workbench.errors import UserError
+from twell.workbench.interrupt import Interrupt
 from twell.workbench.models.pretrained import Pretrained, Teacher, read_pretrained, read_teacher
 from twell.workbench.options import TrainOptions
 from twell.workbench.text.sources import open_sources
@@ -31,7 +33,7 @@ from twell.workbench.training.folder import TrainingFolder, difference, writing
 from twell.workbench.training.log import new_manifest
 from twell.workbench.training.loop import TrainingLoop
 from twell.workbench.training.ranks import TrainingRanks, gathered
-from twell.workbench.training.recipes import Recipe, from_dict, recipe_of
+from twell.workbench.training.recipes import RECIPES, Recipe, from_dict, recipe_of
 from twell.workbench.training.sparse_llama import as_transformers, evaluate
 
 
@@ -54,9 +56,10 @@ def _train(options: TrainOptions, ranks: TrainingRanks) -> None:
         recipe = recipe.override(**start.recipe_fields())
         if options.teacher is not None:
             teacher = read_teacher(options.teacher, start.tokenizer, recipe.vocab, recipe.seq_len)
+    folder = TrainingFolder(options.out, writes=ranks.first)
+    recipe = _for_device(recipe, options, device, ranks.world, folder)
     settings = {name: getattr(options, name) for name in ("holdout", "kernel", "compile", "shard")}
     _agree(ranks, recipe=recipe.as_dict(), options=settings)
-    folder = TrainingFolder(options.out, writes=ranks.first)
     try:
         corpus = ranks.first_then_others(lambda: _claim(folder, recipe, options, start, teacher))
         _agree(ranks, corpus=corpus and corpus.record)
@@ -65,7 +68,28 @@ def _train(options: TrainOptions, ranks: TrainingRanks) -> None:
                 _run(folder, recipe, corpus, options, device, ranks, start, teacher)
     except BaseException as error:
         folder.interrupt(refused=isinstance(error, UserError))
+        if isinstance(error, KeyboardInterrupt):
+            folder.tell_what_is_kept()
         raise
+
+
+def _for_device(
+    recipe: Recipe, options: TrainOptions, device: torch.device, world: int, folder: TrainingFolder
+) -> Recipe:
+    """Return the recipe with small steps on a CPU, unless --rows or a file of one's own says how many rows they have.
+
+    A training that has begun goes on as it began. world: processes
+    """
+    if options.rows is not None or options.config not in RECIPES:
+        return recipe
+    small, begun = recipe.on_cpu(world), folder.record.get("recipe", {}).get("rows")
+    if small.rows != begun if begun is not None else device.type != "cpu":
+        return recipe
+    folder.say(
+        f"On a CPU a step has {small.rows} rows in place of {recipe.rows}, so that it takes seconds; "
+        f"--rows {recipe.rows} trains as a GPU does."
+    )
+    return small
 
 
 def _agree(ranks: TrainingRanks, **settings: Any) -> None:
@@ -138,8 +162,10 @@ def _run(
         loss, without = folder.record["origin_loss"], training.loss_with(recipe.activation)
         folder.say(f"{start.name}: {loss:.4f} nats on held-out text with {start.activation}, the line to reach.")
         folder.say(f"With {recipe.activation} in its place: {without:.4f} nats now.")
-    training.run(folder, options.checkpoint_minutes)
-    finish(training, folder, options)
+    interrupt = Interrupt("the step in hand, so that it is kept")
+    with interrupt if ranks.world == 1 else nullcontext():  # torchrun stops all of several processes itself
+        training.run(folder, options.checkpoint_minutes, interrupt)
+        finish(training, folder, options)
 
 
 @contextmanager
@@ -159,6 +185,7 @@ def finish(training: TrainingLoop, folder: TrainingFolder, options: TrainOptions
     if not training.ranks.evaluates:
         return
     recipe, corpus, model = training.recipe, training.corpus, training.state.model
+    folder.say(f"Measuring the model on {len(corpus.heldout):,} held-out tokens.")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())

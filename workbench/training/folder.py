@@ -18,19 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from twell.workbench.errors import UserError, first_line, usable
+from twell.workbench.errors import UserError, escaped, first_line, print_error, usable
 from twell.workbench.run import locks
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import Manifest
 from twell.workbench.run.rank_share import RankShare
 from twell.workbench.training import checkpoint
 from twell.workbench.training.checkpoint import TrainingState
-from twell.workbench.training.log import Row, TrainingLog, mean
+from twell.workbench.training.log import Row, TrainingLog
 from twell.workbench.training.model_card import model_card
 
 TEMPORARY = "training.json.tmp"  # all there is of a training that was killed as it began
@@ -55,6 +54,7 @@ class TrainingFolder:
         self.out, self.work, self.writes = Path(out), Path(out) / "work", writes
         self.console = Console(quiet=not writes)
         self._log: TrainingLog | None = None
+        self._kept = 0  # steps that the checkpoint has
         self._lock: Callable[[], object] | None = None
         path = self.out / "training.json"
         usable(self.out)
@@ -135,6 +135,7 @@ class TrainingFolder:
         manifest: of the run, should it be a new one
         """
         resumes = checkpoint.restore(self.work, state)
+        self._kept = state.step
         if self.writes:
             self._log = TrainingLog(self.out, manifest, RankShare(release=self._lock), state.step)
         if resumes:
@@ -149,6 +150,12 @@ class TrainingFolder:
         """Set fields of the run's manifest."""
         if self._log is not None:
             self._log.note(**fields)
+
+    def tell_what_is_kept(self) -> None:
+        """Print, for a training that was stopped, how many steps it keeps and how it goes on; once for all ranks."""
+        if self.writes and self._log is not None and not self.complete:
+            kept = f"{self.out} was interrupted and keeps {self._kept:,} steps"
+            print_error(escaped(f"{kept}: give the same command again to go on with it."))
 
     def interrupt(self, refused: bool) -> None:
         """Mark the run as interrupted, with the rows that were written; never raises.
@@ -170,24 +177,7 @@ class TrainingFolder:
         if self.writes:
             self.log.write()
         checkpoint.save(self.work, state, self.writes)
-
-    @contextlib.contextmanager
-    def progress(self) -> Iterator[Callable[[Row], None]]:
-        """Show a progress bar, and a line for every row with a held-out loss; yield the function that shows a row."""
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self.console, transient=True) as progress:
-            task = progress.add_task("first steps", total=None)
-
-            def show(row: Row) -> None:
-                nnz = mean(row, "nnz_")
-                text = f"step {row['step']} · loss {row['loss']:.3f} · nnz {nnz:.1f} · rate {row['rate']:.1e}"
-                text += f" · {row['tokens_per_second']:,.0f} tokens/s"
-                progress.update(task, description=text, completed=row["step"], total=row["total_steps"])
-                if row.get("heldout_loss") is not None:
-                    text = f"{text} · held-out {row['heldout_loss']:.3f} · {row['seconds']:.0f} s"
-                    self.say(f"{text} · of {row['total_steps']} steps")
-
-            yield show
+        self._kept = state.step
 
     # ---- the end
 

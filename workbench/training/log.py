@@ -1,4 +1,5 @@
-"""The log of a training: rows of the run's table `training`, collected, written while it goes on, and read again.
+"""The log of a training: rows of the run's table `training`, collected, written while it goes on, and read again; and
+what a person sees of them meanwhile.
 
 The training's folder is a run, so `open_run`, the dashboard and `twell export` read its log like any other table. The
 table is small and written whole each time; a reader sees it as of one row or of a later one.
@@ -7,12 +8,15 @@ table is small and written whole each time; a reader sees it as of one row or of
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from twell.kernels.dispatch import Choice
 from twell.kernels.layout import Layout
@@ -28,6 +32,7 @@ from twell.workbench.training.recipes import Recipe
 Row = dict[str, Any]
 FROM_THE_START = ("recipe", "corpus", "origin", "origin_loss", "teacher")  # fields of the record
 PACE = 2.0  # seconds between two writes, at least
+FIRST_LINE, LINES = 2.0, 10.0  # seconds until the first line of progress, and between two, where there is no terminal
 
 
 class TrainingLog:
@@ -87,6 +92,64 @@ class TrainingLog:
     def _add(self) -> None:
         if self.rows:
             self._writer.add("training", {name: [row.get(name) for row in self.rows] for name in self._columns})
+
+
+class Display:
+    """What a person sees of a training that runs; a context manager.
+
+    On a terminal a bar, elsewhere a line every few seconds, at the end of a step; and a line for every row of the log
+    with a held-out loss.
+    """
+
+    def __init__(self, console: Console, recipe: Recipe, step: int) -> None:
+        """step: that the training is at, as this process begins"""
+        self._console, self._recipe, self._first = console, recipe, step
+        self._began = self._line = time.monotonic()
+        self._next, self._row = FIRST_LINE, ""
+        self._stack = ExitStack()
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("first steps", total=None)
+
+    def __enter__(self) -> Display:
+        if self._bar is not None:
+            self._stack.enter_context(self._bar)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def step(self, step: int, total: int | None, seconds: float) -> None:
+        """Show that a step is done. total: steps of the run, None if not yet known; seconds: of the run so far"""
+        now = time.monotonic()
+        if self._bar is None and now - self._line < self._next:
+            return
+        pace = (now - self._began) / (step - self._first)
+        left = None if total is None else (total - step) * pace
+        if self._recipe.minutes is not None:
+            left = 60 * self._recipe.minutes - seconds
+        text = f"step {step:,}{'' if total is None else f' of {total:,}'}{self._row}"
+        text += f" · {self._recipe.step_tokens / pace:,.0f} tokens/s"
+        text += "" if left is None else f" · about {max(0.0, left):,.0f} s left"
+        if self._bar is not None:
+            self._bar.update(self._task, description=text, completed=step, total=total)
+        else:
+            self._say(text)
+            self._line, self._next = now, LINES
+
+    def row(self, row: Row) -> None:
+        """Show the last row of the log."""
+        nnz = mean(row, "nnz_")
+        self._row = f" · loss {row['loss']:.3f} · nnz {nnz:.1f} · rate {row['rate']:.1e}"
+        if row.get("heldout_loss") is not None:
+            speed = f" · {row['tokens_per_second']:,.0f} tokens/s"
+            text = f"step {row['step']}{self._row}{speed} · held-out {row['heldout_loss']:.3f} · {row['seconds']:.0f} s"
+            self._say(f"{text} · of {row['total_steps']} steps")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
 
 
 def new_manifest(

@@ -19,20 +19,21 @@ from torch import Tensor, nn
 
 from twell.kernels.training import SPARSE_SHARE
 from twell.workbench.errors import UserError
+from twell.workbench.interrupt import Interrupt
 from twell.workbench.models.pretrained import Pretrained, Teacher
 from twell.workbench.training.checkpoint import TrainingState
 from twell.workbench.training.corpus import Corpus, TrainingBatches, in_order
 from twell.workbench.training.ffn import SparseLayers
 from twell.workbench.training.folder import TrainingFolder, writing
-from twell.workbench.training.log import Row
-from twell.workbench.training.optimizer import make_optimizer, rate_factor, restart_dead
+from twell.workbench.training.log import Display, Row
+from twell.workbench.training.optimizer import Clock, make_optimizer, rate_factor, restart_dead
 from twell.workbench.training.ranks import TrainingRanks, gathered
 from twell.workbench.training.recipes import Recipe
 from twell.workbench.training.sparse_llama import Objective, build, continued, evaluate, ffns
 
-PACE = (10, 30)  # steps: with a limit in minutes, the step time is measured from the first to the second
-EVALUATION_TOKENS = 131_072  # held-out tokens of the log's losses; the final figures are over all of them
+EVALUATION_TOKENS = {"cuda": 131_072, "cpu": 16_384}  # held-out, of the log's losses; final figures are over all
 TIMED_SHARE = 0.01  # of the time, for steps that are timed dense and sparse in turns
+EVALUATED_SHARE = 0.1  # of the time, for held-out losses of a CPU that has a limit in minutes
 
 
 class TrainingLoop:
@@ -72,8 +73,8 @@ class TrainingLoop:
         self.batches = TrainingBatches(corpus.train, recipe.seq_len, recipe.rows, recipe.seed, corpus.mark)
         tokens = recipe.step_tokens // (self.ranks.world * recipe.micro_batches)
         self.layers = SparseLayers(ffns(model), kernel, device, tokens)
-        self._began, self._paced = time.monotonic(), (0.0, 0)  # of the loop; of the pace: seconds and step
-        self._comparing = 0.0  # seconds spent on timing steps in turns
+        self.clock = Clock(recipe, device, self.ranks.agreed)
+        self._comparing = self._evaluating = 0.0  # seconds spent on timing steps in turns, and on held-out losses
         self._clear()
 
     def _clear(self) -> None:
@@ -170,8 +171,7 @@ class TrainingLoop:
 
         Empty where no layer is sparse, and where TIMED_SHARE of the time is used up. Weights do not change.
         """
-        elapsed = time.monotonic() - self._began
-        if not self.ranks.agreed(self.layers.count > 0 and self._comparing <= TIMED_SHARE * elapsed):
+        if not self.ranks.agreed(self.layers.count > 0 and self._comparing <= TIMED_SHARE * self.clock.seconds):
             return {}
         begun, rows, times = time.monotonic(), self._own_rows(), Row()
         for name in ("dense_step", "sparse_step"):
@@ -203,67 +203,73 @@ class TrainingLoop:
         """Compile on a batch that changes nothing, so that the clock measures training alone."""
         self._timed(self._own_rows())
 
-    def plan(self, ran: int, at_row: bool) -> None:
-        """With a limit in minutes, set the total number of steps from the pace so far, until the decay begins.
+    @property
+    def _at_row(self) -> bool:
+        step, total = self.state.step, self.state.total
+        return step % self.recipe.row_every(total) == 0 or step == total
 
-        ran: steps of this process; at_row: whether a row of the log ends here
+    def run(self, folder: TrainingFolder, checkpoint_minutes: float, interrupt: Interrupt) -> None:
+        """Run the steps that are left, and write the log and the checkpoints.
+
+        interrupt: once requested, a step's end is kept as checkpoint, and KeyboardInterrupt raised
         """
-        recipe = self.recipe
-        if recipe.minutes is None or not (ran in PACE or (at_row and ran > PACE[1])):
-            return
-        self._synchronize()
-        now = time.monotonic()
-        if ran == PACE[0]:
-            self._paced = (now, self.state.step)
-        elif self.state.total is None or (
-            recipe.schedule == "wsd" and self.state.step < (1 - recipe.decay) * self.state.total
-        ):
-            pace = (now - self._paced[0]) / (self.state.step - self._paced[1])
-            left = 60 * recipe.minutes - (now - self._began)
-            self.state.total = self.ranks.agreed(self.state.step + max(1, int(left / pace)))
-
-    def run(self, folder: TrainingFolder, checkpoint_minutes: float) -> None:
-        """Run the steps that are left, and write the log and the checkpoints."""
-        state, ran = self.state, 0
+        state = self.state
         if self.compiled:
             folder.say("Compiling.")
             self.warm_up()
         saved = time.monotonic()
-        self._began = saved - state.seconds
+        self.clock.start(state.step, state.seconds)
         window = (state.seconds, state.step)
-        with folder.progress() as show:
+        with Display(folder.console, self.recipe, state.step) as display:
             while state.total is None or state.step < state.total:
                 self.one_step()
-                ran += 1
-                at_row = state.step % self.recipe.log_every == 0 or state.step == state.total
-                self.plan(ran, at_row)
-                if not at_row:
+                state.total = self.clock.plan(state.step, state.total, self._at_row)
+                display.step(state.step, state.total, self.clock.seconds)
+                stops = interrupt.requested and state.step != state.total
+                if self.recipe.restart_every:  # which neurons start anew depends on where rows end
+                    stops = stops and self._at_row
+                if not (self._at_row or stops):
                     continue
                 row = self.log_row()
-                state.seconds = time.monotonic() - self._began
+                state.seconds = self.clock.seconds
                 speed = (state.step - window[1]) * self.recipe.step_tokens / (state.seconds - window[0])
                 row |= {"seconds": state.seconds, "tokens_per_second": speed, "total_steps": state.total}
-                self._end_row(row, folder)
-                show(row)
-                state.seconds = time.monotonic() - self._began
+                self._end_row(row, folder, stops)
+                display.row(row)
+                state.seconds = self.clock.seconds
                 window = (state.seconds, state.step)
                 due = time.monotonic() - saved >= 60 * checkpoint_minutes and state.step != state.total
-                if self.ranks.agreed(due):
+                if self.ranks.agreed(due or stops):
                     with writing(folder.out):
                         folder.save(state)
                     saved = time.monotonic()
+                if stops:
+                    raise KeyboardInterrupt
 
-    def _end_row(self, row: Row, folder: TrainingFolder) -> None:
-        """Complete a row of the log with what is measured beside the steps, and add it to the log."""
+    def _end_row(self, row: Row, folder: TrainingFolder, stops: bool) -> None:
+        """Complete a row of the log with what is measured beside the steps, and add it to the log.
+
+        stops: whether nothing is to be measured, as the training stops here
+        """
         state = self.state
         if not math.isfinite(row["loss"]):
             raise UserError(f"The loss is {row['loss']} at step {state.step}; lower the rate and start again.")
-        row |= self.compare()
-        self.choose_layers(row, folder)
-        due = state.total and self.recipe.evaluations * state.step >= (folder.evaluations + 1) * state.total
-        if self.ranks.agreed(due) and self.ranks.evaluates:
-            row["heldout_loss"] = evaluate(self.objective, self.heldout(EVALUATION_TOKENS))["loss"]
+        if not stops:
+            row |= self.compare()
+            self.choose_layers(row, folder)
+            due = state.total and self.recipe.evaluations * state.step >= (folder.evaluations + 1) * state.total
+            if self.ranks.agreed(due and self._has_time_to_evaluate) and self.ranks.evaluates:
+                begun, tokens = time.monotonic(), EVALUATION_TOKENS[self.device.type]
+                row["heldout_loss"] = evaluate(self.objective, self.heldout(tokens))["loss"]
+                self._evaluating += time.monotonic() - begun
         folder.append(row)
+
+    @property
+    def _has_time_to_evaluate(self) -> bool:
+        """Return whether a held-out loss leaves a limit in minutes to the steps; on a GPU it does."""
+        limited = self.recipe.minutes is not None and self.device.type == "cpu"
+        share = self._evaluating / self.clock.seconds
+        return not limited or share <= EVALUATED_SHARE or self.state.step == self.state.total
 
     def loss_with(self, activation: str) -> float:
         """Return the loss of the held-out text with another activation in the FFNs, as they are now."""

@@ -1,6 +1,7 @@
-"""The parts that change the weights: AdamW, its rates over the steps, and dead neurons that start anew.
+"""What changes the weights: AdamW, its rates over the steps and how many those are, and dead neurons that start anew.
 
-Rates are common practice: a linear rise, then constant and a linear fall to zero, or a cosine.
+A limit in minutes becomes a number of steps by the pace so far, so that the rates fall until its end. Rates are common
+practice: a linear rise, then constant and a linear fall to zero, or a cosine.
 
 Restarts: a neuron that fired on none of the tokens since the log's last row gets a fresh random row in the gate and up
 products, as at initialisation, and a column of zeros in the down product, so that the model computes what it computed
@@ -12,7 +13,9 @@ loss itself decides what becomes of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +23,61 @@ from torch import Tensor, nn
 from twell.workbench.training.ffn import PenalizedFFN
 from twell.workbench.training.ranks import divided
 from twell.workbench.training.recipes import Recipe
+
+PACE = (10, 30)  # steps: with a limit in minutes, a GPU's step time is measured from the first to the second
+EARLY = 0.25  # of the limit: a GPU that has come to it before, by one of the steps below, is measured there
+EARLY_STEPS = (2, 4, 8, 16)  # the first one may compile or load something
+
+
+class Clock:
+    """The seconds of a training's loop, and the steps that a limit in minutes comes to.
+
+    agreed: returns the first process's value in every process
+    """
+
+    def __init__(self, recipe: Recipe, device: torch.device, agreed: Callable[[Any], Any]) -> None:
+        self._recipe, self._agreed, self._on_cpu = recipe, agreed, device.type == "cpu"
+        self.start(0, 0.0)
+
+    def start(self, step: int, seconds: float) -> None:
+        """Begin at a step of the training, seconds of whose loop went by in processes before."""
+        now = time.monotonic()
+        self._began, self._first, self._paced = now - seconds, step, (now, step)  # of the pace: time and step
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def plan(self, step: int, total: int | None, at_row: bool) -> int | None:
+        """Return the number of steps in all, which a limit in minutes sets anew after some of them.
+
+        On a CPU that is after every step. On a GPU it means to wait for the device, and ends where the decay begins.
+        at_row: whether a row of the log ends here
+        """
+        recipe, ran = self._recipe, step - self._first
+        if recipe.minutes is None:
+            return total
+        limit = 60 * recipe.minutes
+        if ran == 1 and not self._on_cpu:
+            self._paced = (time.monotonic(), step)
+        early = total is None and not self._on_cpu and ran in EARLY_STEPS
+        early = early and self._agreed(self.seconds >= EARLY * limit)
+        if not (self._on_cpu or early or ran in PACE or (at_row and ran > PACE[1])):
+            return total
+        if not self._on_cpu:
+            torch.cuda.synchronize()
+        now, paced = time.monotonic(), ran == PACE[0] and not self._on_cpu
+        if self._on_cpu or early or not (paced or self._is_fixed(step, total)):
+            pace = (now - self._paced[0]) / (step - self._paced[1])
+            left = (limit - self.seconds) / pace
+            total = self._agreed(step + (max(0, round(left)) if self._on_cpu else max(1, int(left))))
+        if paced:
+            self._paced = (now, step)
+        return total
+
+    def _is_fixed(self, step: int, total: int | None) -> bool:
+        """Return whether the rates follow the total number of steps by now, and would jump with another."""
+        return total is not None and (self._recipe.schedule != "wsd" or step >= (1 - self._recipe.decay) * total)
 
 
 def rate_factor(recipe: Recipe, step: int, total: int | None) -> float:

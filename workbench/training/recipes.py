@@ -38,6 +38,9 @@ BOUNDS: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
 }
 
 
+CURVE = (6, 20)  # rows of the log: where log_every leaves fewer than the first, there are about the second
+CPU_STEP = (2048, 10)  # on a CPU: tokens that a step takes some seconds for, and steps a row of the log, at most
+
 CHOICES = {"activation": ("relu", "relu2", "silu"), "schedule": ("wsd", "cosine")}
 
 
@@ -123,6 +126,22 @@ class Recipe:
     @property
     def step_tokens(self) -> int:
         return self.rows * self.seq_len
+
+    def row_every(self, total: int | None) -> int:
+        """Return how many steps a row of the log has: log_every, or fewer where a short training had no curve by it.
+
+        total: steps of the run, None if not yet known
+        """
+        if total is None or self.restart_every or total >= CURVE[0] * self.log_every:
+            return self.log_every
+        return max(1, total // CURVE[1])
+
+    def on_cpu(self, world: int) -> Recipe:
+        """Return the recipe with steps and rows of the log that a CPU gets through in seconds. world: processes"""
+        tokens, log_every = CPU_STEP
+        unit = world * self.micro_batches
+        rows = max(1, tokens // self.seq_len // unit) * unit
+        return self.override(rows=min(self.rows, rows), log_every=min(self.log_every, log_every))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the recipe as checkpoints and model cards store it, in types that JSON has."""

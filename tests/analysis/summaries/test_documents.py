@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from twell.analysis import by_layer, by_position, by_token, ensure
 from twell.analysis.summaries.built import read_built
+from twell.analysis.summaries.derived import drawn_interval
 from twell.analysis.summaries.documents import BLOCK, CUT, FEW, LATER, START, UNKNOWN, Documents, documents_of
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.run import manifest as manifests
@@ -140,3 +142,11 @@ def test_origins_add_up(made: ModuleType, tmp_path: Path) -> None:
     losses = table[table["layer"] == -1][["loss_sum", "loss_tokens"]].sum()
     assert losses["loss_tokens"] == counted["loss"].notna().sum()
     assert losses["loss_sum"] / 2**24 == pytest.approx(counted["loss"].sum(), rel=1e-6)
+
+
+def test_an_interval_of_groups_that_are_alike_ends_nowhere_and_warns_of_nothing() -> None:
+    without = 1000.0 * np.array([*[1.0] * 19, 0.0])[:, None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        low, high = drawn_interval(without.mean(axis=0), without, 19.0)
+    assert np.isinf([low, high]).any()

@@ -43,7 +43,8 @@ def ablated(tmp_path_factory: pytest.TempPathFactory, made: ModuleType) -> Run:
         "estimate_sum": rng.normal(size=len(layer)),
         "tokens": layer * 0 + 500,
     }
-    append(run.path, "neuron_effects", estimate)
+    entry = {"study": 0, "tokens": 9, "seconds": 0.0, "complete": True, "conditions": [SHARES], "budget": 0.5}
+    append(run.path, "neuron_effects", estimate, effects=[entry])
     return open_run(run.path)
 
 
@@ -63,6 +64,7 @@ def test_it_draws_what_the_tables_hold(ablated: Run, show: Callable[..., AppTest
     assert list(plots.ablation_layers(ablated).data[0].x) == table.loc[["ffn@0", "ffn@1"], "change"].tolist()
     budget = allocation(ablated)
     assert f"run together they make {table.loc[SHARES, 'change']:+.4f}" in text(test)
+    assert f"{number(0.5)} nats a token. The share of" in text(test) and ", within the budget of 0.5." in text(test)
     assert list(plots.ablation_budget(ablated).data[0].x) == [50, 0, 50, 0] == (100 * budget["share"]).tolist()
     assert budget.attrs["singles"] == table.loc[["smallest:0.5@0", "smallest:0.5@2"], "change"].sum()
     neurons = neuron_effects(ablated)

@@ -12,8 +12,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from support.synthetic_training import DENSE, SPARSE, make_training
 
-from twell.analysis import compare_trainings, training_layers
-from twell.analysis.figures.training import WIDEST, layer_map
+from twell.analysis import compare_trainings, training_layers, training_steps
+from twell.analysis.figures.training import WIDEST, layer_map, loss_curves
 from twell.app.ui.formatting import number, percent, times, whole
 from twell.workbench.run.store import open_run
 
@@ -75,6 +75,14 @@ def test_compare_puts_trainings_side_by_side(folder: Path, show: Callable[..., A
     logs = compare_trainings([open_run(folder / name) for name in ("going", "done")])
     last = logs.groupby("run")["nnz"].agg(lambda values: values.dropna().iloc[-1])
     assert table.loc["nnz per token and layer", "going"].endswith(f"({times(last['going'] / last['done'])})")
+
+
+def test_a_log_of_few_steps_has_whole_steps_on_its_axes(tmp_path: Path) -> None:
+    run = make_training(tmp_path / "short", rows=1)
+    figures = loss_curves(training_steps(run)), layer_map(training_layers(run), "nnz", 512)
+    assert [figure.layout.xaxis.dtick for figure in figures] == [1, 1]
+    run = make_training(tmp_path / "long")
+    assert loss_curves(training_steps(run)).layout.xaxis.dtick is None
 
 
 def test_the_bar_links_to_it_only_for_trainings(folder: Path, show: Callable[..., AppTest], runs: Path) -> None:

@@ -4,7 +4,7 @@ differences. Cost: 4 s."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,10 +138,19 @@ def test_shares_of_layers_are_thresholds_of_each(run: Run) -> None:
 def test_a_budget_is_divided_and_run(run: Run) -> None:
     """Every layer alone, then a mixture of them together."""
     studies: list[int] = []
-    after = ablate(options(run, budget=0.01), lambda run, budget: f"shares:{budget},0.5,0", studies.append)
-    assert studies == [entry["study"] for entry in after.manifest.effects[-2:]]
-    assert after.manifest.effects[-1]["conditions"] == ["shares:0.01,0.5,0"]
-    alone = after.manifest.effects[-2]["conditions"]
+    spelled = ["shares:0.5,0.5,0", "shares:0.25,0.5,0"]
+
+    def allocated(run: Run, budget: float, broke: Sequence[str]) -> str:
+        assert (budget, list(broke)) == (0.01, spelled[: len(broke)])
+        return "" if len(broke) == 2 else spelled[len(broke)]
+
+    after = ablate(options(run, budget=0.01), allocated, studies.append)
+    assert studies == [entry["study"] for entry in after.manifest.effects[-3:]]
+    assert [entry["conditions"] for entry in after.manifest.effects[-2:]] == [[name] for name in spelled]
+    assert after.manifest.effects[-1]["budget"] == 0.01
+    again = ablate(options(run, budget=0.02), lambda run, budget, broke: "" if broke else spelled[0])
+    assert again.manifest.effects[-1]["conditions"] == spelled[:1], "the last one asked for, though measured before"
+    alone = after.manifest.effects[-3]["conditions"]
     assert [name for name in alone if name.endswith("@2")] == [
         f"smallest:{s}@2" for s in (0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
     ]

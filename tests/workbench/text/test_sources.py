@@ -64,7 +64,9 @@ def test_a_text_file_is_one_document(tmp_path: Path, name: str) -> None:
 def test_each_json_line_is_a_document(tmp_path: Path, name: str) -> None:
     texts = ["one", "a longer one\n" * 20, "", "é 🐈\u2028 and a line separator"]
     lines = [json.dumps({"text": text, "n": 1}, ensure_ascii=False) for text in texts]
-    assert read(write(tmp_path / name, "\r\n".join([lines[0], "", *lines[1:]]))) == texts
+    chat = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": None}, {"content": "A moss."}]
+    lines.append(json.dumps({"messages": chat}))
+    assert read(write(tmp_path / name, "\r\n".join([lines[0], "", *lines[1:]]))) == [*texts, "Who?\nA moss."]
 
 
 @pytest.mark.parametrize(("name", "content"), [("mark.txt", "mark"), ("mark.jsonl", '{"text": "mark"}')])
@@ -110,6 +112,9 @@ def test_docstrings_come_in_the_order_of_the_module(tmp_path: Path) -> None:
     [
         ("a.txt", b"", "Expected text in {path}, got an empty file"),
         ("a.txt", b"caf\xe9 au lait", "Expected UTF-8 in {path}, got byte 0xe9 at byte offset 3:"),
+        ("a.txt", b"caf\xe9 au lait", "with `iconv -f LATIN1 -t UTF-8 FILE > NEW`."),
+        ("a.txt", "café".encode("utf-16"), "offset 0: convert the file, for example with `iconv -f UTF-16 -t UTF-8 "),
+        ("a.jsonl", b'{"messages": [{"role": "user", "content": [1]}]}', "got the fields messages:"),
         ("a.txt", "é".encode() * 50 + b"\xff", "got byte 0xff at byte offset 100:"),
         ("a.txt.zst", "é".encode() * 50 + b"\xff", "got byte 0xff at byte offset 100:"),
         ("a.txt", b"\xef\xbb\xbfabc\xff", "got byte 0xff at byte offset 6:"),
