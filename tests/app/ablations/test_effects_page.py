@@ -71,6 +71,17 @@ def test_it_draws_what_the_tables_hold(ablated: Run, show: Callable[..., AppTest
     assert exact == table.loc["neurons:L1/N5", "change"] and neurons.attrs["measured"] == 1
 
 
+def test_the_axes_of_neurons_read_as_other_shares_do(ablated: Run) -> None:
+    figure = plots.ablation_neurons(ablated)
+    densities, changes = figure.layout.xaxis, figure.layout.yaxis
+    for axis, name in ((densities, "x"), (changes, "y")):
+        values = np.concatenate([trace[name] for trace in figure.data])
+        assert len(axis.tickvals) >= 2 and min(values) <= axis.tickvals[0] < axis.tickvals[-1] <= max(values)
+    said = [float(text.removesuffix("\u202f%")) / 100 for text in densities.ticktext]
+    assert said == pytest.approx(list(densities.tickvals))
+    assert [*changes.ticktext] == [number(value, 1) for value in changes.tickvals]
+
+
 def test_what_was_not_measured_is_said_below_what_was(
     made: ModuleType, tmp_path: Path, show: Callable[..., AppTest]
 ) -> None:
