@@ -140,7 +140,7 @@ def draw_layers(run: Run) -> None:
         if table.attrs["comparable"]:
             sentence = html.escape(typeset(most_to_gain(table)))
             st.html(
-                f'<p class="tw-said">A long bar of speedup is a gain made already. {sentence} '
+                f'<p class="tw-said">Where the bar of FFN speedup is long, time has been saved already. {sentence} '
                 f'Its bar is amber. <a class="plain tw-chip" href="{link("kernels")}">'
                 "Each layer, on Kernels\u00a0→</a></p>"
             )
