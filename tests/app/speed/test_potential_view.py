@@ -148,7 +148,7 @@ def test_the_whole_pass_stands_beside_the_ffn_speedup(show: Callable[..., AppTes
     assert "a whole pass 1.67 × as fast, in 2 timed batches, too few to tell how much that varies." in overview
     assert "The whole pass 1.67 × (2 batches, too few for an interval; a capture of more text" in overview
     few = "There are too few timings to be sure, but it seems that layer 3"
-    said = f"Where the bar of FFN speedup is long, time has been saved already. {few} has most to gain: 0.38 ms"
+    said = f"the bar of the layer with most to gain is amber. {few} has most to gain: 0.38 ms"
     assert overview.index("Layer by layer") < overview.index(said) < overview.index("Worth a look")
     *_, speeds = [trace for trace in figure(page, "layer-by-layer")["data"] if trace.get("orientation") == "h"]
     assert [layer for layer, color in enumerate(speeds["marker"]["color"]) if color == AMBER] == [3]
