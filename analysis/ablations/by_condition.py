@@ -28,6 +28,7 @@ ORDER = (
 FEWEST, DRAWS = 3, 1999  # clusters of an interval; draws of clusters with replacement
 Numbers = Sequence[float] | NDArray
 KEYS = ["condition", "kind", "layer", "share", "silenced"]
+KEPT = "kept: firings over those with nothing taken away; above 100 % where what is left fires more than before"
 SUMS = ["tokens", "loss_sum", "base_sum", "firings", "base_firings"]
 
 
@@ -36,8 +37,8 @@ def effects(run: Run, study: int | None = None) -> pd.DataFrame:
 
     Columns: study, condition, kind, layer (-1: all), share, silenced (neurons); tokens, documents (clusters); base and
     loss in nats a token; change (loss - base) with low and high, its 95 % interval by document (NaN with under
-    three); kept: share of firings that are left, by one token in eight. Documents whose loss is not finite are left
-    out.
+    three); kept: firings over those with nothing taken away, by one token in eight. Documents whose loss is not finite
+    are left out.
 
     study: the number of one study. Raises Missing for a run that was not ablated.
     """
@@ -161,7 +162,7 @@ def lines(table: pd.DataFrame) -> list[str]:
         kept = f"{row.kept:.1%}" if row.kept == row.kept else "–"  # of no firing
         name = row.condition if len(row.condition) <= 22 else f"{row.condition[:20]}… "
         rows.append(f"  {name:<22}{row.change:>+14.4f} {interval:>21}{kept:>9}")
-    return [head, *rows, *_notes(table)]
+    return [head, *rows, f"  {KEPT}", *_notes(table)]
 
 
 def of_clusters(documents: int) -> str:

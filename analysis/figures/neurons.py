@@ -55,12 +55,17 @@ def density_label(share: float) -> str:
     return f"{number(100 * share, 1)}{SPACE}%"
 
 
+def density_names(frame: pd.DataFrame) -> dict[float, str]:
+    """Return the name of each bin of `density_bins` by its lower bound, in order: dead, 0.1 %–0.3 %."""
+    highs = frame.groupby("low")["high"].first()
+    return {low: f"{density_label(low)}–{density_label(high)}" if low else "dead" for low, high in highs.items()}
+
+
 def density_map(frame: pd.DataFrame) -> go.Figure:
     """Return a heat map of the share of each layer's neurons by density (`density_bins`)."""
     table = frame.pivot(index="layer", columns="low", values="share")
     counts = frame.pivot(index="layer", columns="low", values="neurons")
-    highs = frame.drop_duplicates("low").set_index("low")["high"]
-    names = ["dead" if low == 0 else f"{density_label(low)}–{density_label(highs[low])}" for low in table.columns]
+    names = [*density_names(frame).values()]
     labels = ["dead" if low == 0 else density_label(low) for low in table.columns]
     step = 1 if max(map(len, labels)) <= 8 else 2  # between bins that the axis names, from "dead" on
     layers = [int(layer) for layer in table.index]

@@ -22,6 +22,7 @@ FONT = '"Source Sans", sans-serif'  # the pages' own
 GRID = "rgba(139, 149, 161, 0.22)"
 SCALE = [[0.0, "rgba(47, 126, 216, 0.05)"], [0.5, "rgba(47, 126, 216, 0.42)"], [1.0, "rgba(47, 126, 216, 0.85)"]]
 CONFIG = {"displaylogo": False, "displayModeBar": False, "scrollZoom": False, "responsive": True}
+LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}  # in sight where a wide figure scrolls
 ZERO = 0.5  # where a logarithmic axis shows 0
 DOTTED = {"color": GREY, "width": 1, "dash": "dot"}  # the line of the value that others are read against
 

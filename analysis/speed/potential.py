@@ -104,8 +104,8 @@ def _reasons(run: Run, frame: pd.DataFrame) -> list[str]:
 
 
 def most_to_gain(table: pd.DataFrame) -> str:
-    """Return a sentence that names the layer of `layer_potential` with most to gain, how much, and why; or that its
-    turns do not tell it from others."""
+    """Return a sentence that names the layer of `layer_potential` with most to gain, how much, and why; and which
+    others might have more, as far as their turns tell."""
     first = table.loc[table["left_ms"].idxmax()]
     name = f"layer {first['layer']:.0f}"
     gain = (
@@ -117,10 +117,10 @@ def most_to_gain(table: pd.DataFrame) -> str:
     if not alike:
         return gain[0].upper() + gain[1:]
     if table.attrs["turns"] < LEAST_BATCHES:
-        return f"These timings are too few to tell one layer from another; as they stand, {gain}"
+        return f"There are too few timings to be sure, but it seems that {gain}"
     return (
-        f"Layer {first['layer']:.0f} is not told apart from {numbered(alike)} in {table.attrs['turns']} turns; as they "
-        f"stand, {gain}"
+        f"{gain[0].upper()}{gain[1:]} That is not sure: by {table.attrs['turns']} timed batches, {numbered(alike)} may "
+        "have as much to gain."
     )
 
 

@@ -24,14 +24,16 @@ LONGEST_CHARACTER = 4  # bytes in UTF-8, and so the most tokens that one charact
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """The tokens around one position, in text order.
+    """The tokens around one position, or around several in a row, in text order.
 
-    start: position of the first token in its sequence; ids [n]: token ids; center: index in `ids` of the position.
+    start: position of the first token in its sequence; ids [n]: token ids; center: index in `ids` of the position, the
+    first of `size`.
     """
 
     start: int
     ids: NDArray
     center: int
+    size: int = 1
 
     @property
     def token_id(self) -> int:
@@ -40,7 +42,8 @@ class TokenWindow:
 
 
 def token_windows(run: Run, positions: pd.DataFrame, width: int) -> list[TokenWindow]:
-    """Return the tokens around each row of `positions` (columns sequence, position), up to `width` on each side.
+    """Return the tokens around each row of `positions` (columns sequence, position), up to `width` on each side; with a
+    column `last`, around those from `position` to that one.
 
     Missing where the run has no rows of single tokens.
     """
@@ -56,24 +59,25 @@ def token_windows(run: Run, positions: pd.DataFrame, width: int) -> list[TokenWi
         for sequence, group in tokens.groupby("sequence")
     }
     windows = []
-    for sequence, position in zip(positions["sequence"], positions["position"], strict=True):
+    lasts = positions.get("last", positions["position"])
+    for sequence, position, last in zip(positions["sequence"], positions["position"], lasts, strict=True):
         in_sequence, ids = by_sequence[sequence]
-        first, center, end = np.searchsorted(in_sequence, (position - width, position, position + width + 1))
+        places = (position - width, position, last + 1, last + width + 1)
+        first, center, past, end = np.searchsorted(in_sequence, places)
         start = int(in_sequence[first]) if first < len(in_sequence) else 0
-        windows.append(TokenWindow(start, ids[first:end], int(center - first)))
+        windows.append(TokenWindow(start, ids[first:end], int(center - first), int(past - center)))
     return windows
 
 
 def sides(run: Run, positions: pd.DataFrame, width: int) -> list[tuple[str, str, str]]:
-    """Return the text before, at and after each row of `positions` (columns sequence, position), `width` tokens on each
-    side."""
+    """Return the text before, at and after each row of `positions`, which are as `token_windows` takes them, `width`
+    tokens on each side."""
     return [split_text(run, window) for window in token_windows(run, positions, width)]
 
 
 def split_text(run: Run, window: TokenWindow) -> tuple[str, str, str]:
     """Return the text of a window before, at and after its position."""
-    center = window.center
-    before, token, after = window.ids[:center], window.ids[center : center + 1], window.ids[center + 1 :]
+    before, token, after = np.split(window.ids, (window.center, window.center + window.size))
     return run.decode(before.tolist()), run.decode(token.tolist()), run.decode(after.tolist())
 
 

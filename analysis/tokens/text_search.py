@@ -24,7 +24,7 @@ from twell.workbench.run.store import Run
 
 WIDTH = 10  # tokens shown on each side
 LETTER = rb"[A-Za-z0-9\x80-\xff]"  # of which words are made, as in `summaries.z_scores`
-AT_ONCE = 300  # places of a whole word that are sought at least, so that those who ask for few share one search
+SOUGHT = 1000  # places that are sought at least, so that those who ask for few share one search, and are told of more
 FIRST = 12  # tokens of which the beginning of a passage is made
 
 
@@ -32,8 +32,9 @@ def places_of(run: Run, words: str, limit: int = 12, width: int = WIDTH, whole: 
     """Return the first positions of the run at which words begin, in the order of its parts; of whole words alone, in
     capitals and small letters as given, if `whole`. Columns:
 
-    sequence; position (of the token in which they begin); before, token, after (text, `width` tokens either side).
-    No rows where the words do not occur or are blank. Missing where the run has no rows of single tokens.
+    sequence; position, last (of the tokens in which they begin and end); before, token, after (their text, and that of
+    `width` tokens either side). `attrs["count"]`: how many places there are, counted up to SOUGHT. No rows where the
+    words do not occur or are blank. Missing where the run has no rows of single tokens.
     """
     frame = starts_of(run, words, limit, whole)
     texts = sides(run, frame, width) if len(frame) else []
@@ -41,8 +42,11 @@ def places_of(run: Run, words: str, limit: int = 12, width: int = WIDTH, whole: 
 
 
 def starts_of(run: Run, words: str, limit: int, whole: bool = False) -> pd.DataFrame:
-    """Return what `places_of` does without the text: columns sequence, position."""
-    return _starts(run, words, max(limit, AT_ONCE) if whole else limit, whole).head(limit)
+    """Return what `places_of` does without the text: columns sequence, position, last."""
+    found = _starts(run, words, max(limit, SOUGHT), whole)
+    first = found.head(limit)
+    first.attrs = {"count": len(found)}
+    return first
 
 
 @memoized
@@ -52,14 +56,14 @@ def _starts(run: Run, words: str, limit: int, whole: bool) -> pd.DataFrame:
     spelled = rb"\s+".join(re.escape(word.encode()) for word in words.split())
     pattern = re.compile(_bounded(words, spelled)) if whole and spelled else re.compile(spelled, re.IGNORECASE)
     literal = words.split()[0].encode() if whole and spelled else b""
-    places: list[tuple[int, int]] = []
+    places: list[tuple[int, int, int]] = []
     if pattern.pattern:
         spelling = _spelling(run)
         for rows in run.pieces("activity", ["sequence", "position", "token_id"]):
             places += _in_part(rows, spelling, pattern, limit - len(places), literal)
             if len(places) >= limit:
                 break
-    return pd.DataFrame(places, columns=["sequence", "position"]).astype("int64")
+    return pd.DataFrame(places, columns=["sequence", "position", "last"]).astype("int64")
 
 
 def _bounded(words: str, spelled: bytes) -> bytes:
@@ -126,20 +130,20 @@ def _spelling(run: Run) -> pa.Array:
 
 def _in_part(
     rows: pa.Table, spelling: pa.Array, pattern: re.Pattern[bytes], limit: int, literal: bytes
-) -> list[tuple[int, int]]:
-    """Return up to `limit` (sequence, position) of one part at which the pattern begins, in the order of the text.
+) -> list[tuple[int, int, int]]:
+    """Return up to `limit` (sequence, position, last) of one part where the pattern matches, in the order of the text.
 
     literal: with which every match begins; looking for it first takes a tenth of the time of the pattern alone
     """
     sequence, position, token = _in_order(rows)
     text, begins = _joined(token, spelling)
-    places: list[tuple[int, int]] = []
+    places: list[tuple[int, int, int]] = []
     start = 0
     while len(places) < limit and (match := _next_match(pattern, text, start, literal)):
         first, last = np.searchsorted(begins, (match.start(), match.end() - 1), side="right") - 1
         start = match.end()
         if sequence[first] == sequence[last]:
-            places.append((int(sequence[first]), int(position[first])))
+            places.append((int(sequence[first]), int(position[first]), int(position[last])))
         else:
             start = match.start() + 1
     return places

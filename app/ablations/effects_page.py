@@ -10,7 +10,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.ablations.allocation import summary
-from twell.analysis.ablations.by_condition import of_clusters
+from twell.analysis.ablations.by_condition import KEPT, of_clusters
 from twell.analysis.figures.ablation.effects import (
     MOST,
     curve_rows,
@@ -99,7 +99,7 @@ def neurons(run: Run) -> None:
 def every_condition(run: Run) -> None:
     """Draw the table of all conditions."""
     table = fetch(run, analysis.effects)
-    widgets.heading("Every condition", "As twell ablate spells them.", query(run, analysis.effects))
+    widgets.heading("Every condition", f"As twell ablate spells them; {KEPT}.", query(run, analysis.effects))
     columns = table[["condition", "change", "low", "high", "kept", "silenced", "tokens", "documents"]]
     widgets.table(columns.dropna(axis="columns", how="all"), width="stretch")
 

@@ -58,7 +58,8 @@ def _tokens(run: Run) -> str:
     return (
         f"Of {plural(len(frame), 'word')} that occur at least {MIN_COUNT} times, these fire the most neurons in a "
         f"layer: {links(frame.head(3))}. These fire the fewest: {links(frame.tail(3)[::-1])}. In brackets: the mean "
-        "over layers and places; single tokens, single places and z have other leaders."
+        "over all layers and all places where the word occurs. Ranked by single token, by single place, or with every "
+        "layer counting alike, others come first."
     )
 
 

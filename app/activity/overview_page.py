@@ -12,7 +12,7 @@ import streamlit as st
 from twell import analysis
 from twell.analysis.exports.documents.introduction import introduction
 from twell.analysis.figures.overview import BLOCKS, comparable_speedup, layer_by_layer, layer_rows
-from twell.analysis.figures.speed.bench_beside import beside_capture
+from twell.analysis.figures.speed.bench_beside import bench_speedup, beside_capture
 from twell.analysis.figures.speed.whole_beside import whole_beside
 from twell.analysis.figures.style import GREY
 from twell.analysis.memo import built_once
@@ -61,10 +61,10 @@ def draw_headline(run: Run) -> None:
         ),
         ("Next-token loss", f"{number(numbers['loss'])} nats" if numbers["loss"] is not None else "–", loss),
         ("Dead neurons", percent(numbers["dead_share"]), *dead_notes(run, numbers)),
-        ("FFN speedup", times(numbers["speedup"]), *ffn_speedup_notes(run, numbers)),
+        ("FFN speedup", *ffn_speedup(run, numbers)),
     )
     widgets.numbers(values)
-    if bench := fetch(run, beside_capture):
+    if numbers["speedup"] is not None and (bench := fetch(run, beside_capture)):
         kernels = f'<a href="{link("kernels")}">Both, layer by layer</a>'
         widgets.note(f"FFN speedup here {times(numbers['speedup'])}; {html.escape(typeset(bench))} {kernels}.")
     if whole_model := fetch(run, whole_beside):
@@ -96,10 +96,16 @@ def dead_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def ffn_speedup_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
-    """Return what stands under the FFN speedup, the interval and the layers, and what is folded there."""
+def ffn_speedup(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
+    """Return the FFN speedup, what stands under it, the interval and the layers, and what is folded there; that of
+    `twell bench` where the capture timed none."""
     if numbers["speedup"] is None:
-        return ("none is claimed from the slow reference kernel" if numbers["kernel"] else "not timed",)
+        if numbers["kernel"]:
+            return "–", "none is claimed from the slow reference kernel"
+        found = fetch(run, bench_speedup)
+        return (
+            (times(found[0]), f"by twell bench, {found[1]}; not timed in the capture") if found else ("–", "not timed")
+        )
     span = (
         f"{times(numbers['speedup_low'])} to {times(numbers['speedup_high'])} with 95{SPACE}% confidence over "
         f"{plural(numbers['speedup_turns'], 'batch', 'es')}, "
@@ -112,7 +118,8 @@ def ffn_speedup_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
     if (whole_pass := numbers["pass_speedup"]) is not None:
         spread = pass_spread(numbers["pass_low"], numbers["pass_high"], numbers["pass_repeats"])
         sentences.append(f"The whole pass {times(whole_pass)} ({spread})")
-    return (f"{span}{numbers['speedup_layers']}", typeset(". ".join(sentences) + "."))
+    about = f"{span}{numbers['speedup_layers']}"
+    return times(numbers["speedup"]), about, typeset(". ".join(sentences) + ".")
 
 
 def draw_layers(run: Run) -> None:
@@ -133,8 +140,8 @@ def draw_layers(run: Run) -> None:
         if table.attrs["comparable"]:
             sentence = html.escape(typeset(most_to_gain(table)))
             st.html(
-                f'<p class="tw-said">A long bar of speedup is a gain made already. {sentence} '
-                f'Its bar is amber. <a class="plain tw-chip" href="{link("kernels")}">'
+                f'<p class="tw-said">Where the bar of FFN speedup is long, time has been saved already; the bar of '
+                f'the layer with most to gain is amber. {sentence} <a class="plain tw-chip" href="{link("kernels")}">'
                 "Each layer, on Kernels\u00a0→</a></p>"
             )
     alt = "By layer: mean nnz by position, nnz of a token, neurons that never fired, FFN speedup"

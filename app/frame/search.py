@@ -47,13 +47,14 @@ def target(run: Run, text: str) -> Target:
 
 
 def _in_text(run: Run, words: str) -> Target:
-    """Return the first place of words in the text, else the tokens that contain them."""
+    """Return the first place of words in the text, and their list above it; else the tokens that contain them."""
     reason = f"Neither a token nor a passage of this run is “{words.strip()}”."
     try:
         places = fetch(run, places_of, words=words, limit=1)
         if len(places):
             first = places.iloc[0]
-            return Target("text", {"sequence": str(first["sequence"]), "position": str(first["position"])})
+            place = {"sequence": str(first["sequence"]), "position": str(first["position"]), "to": str(first["last"])}
+            return Target("text", {**place, "find": words.strip()})
     except Missing:
         reason = f"No token of this run is “{words.strip()}”, and it keeps no text to search in."
     needle = visible(words.strip()).lower()

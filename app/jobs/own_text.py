@@ -20,7 +20,7 @@ from twell.workbench.run.store import Run
 
 LONGEST = 20_000  # characters of own text
 MOST_GENERATED = 256  # tokens
-FROM_LINE = ("own", "sequence", "position", "from", "write")  # parameters of the address that a new text replaces
+FROM_LINE = ("own", "sequence", "position", "to", "from", "write")  # parameters of the address that a new text replaces
 
 
 def own_text_link(run: Run) -> str:

@@ -43,7 +43,14 @@ SNIPPETS, AROUND = 100, 6  # rows of a list with text around the largest value, 
 PRODUCTS = 4e9  # multiplications that the tokens which a list's neurons write may take, some 0.3 s
 
 
-def neuron_list(run: Run, layer: int | None, kind: str, find: str = "", most: int | None = MAX_ROWS) -> pd.DataFrame:
+def neuron_list(
+    run: Run,
+    layer: int | None,
+    kind: str,
+    find: str = "",
+    most: int | None = MAX_ROWS,
+    density: tuple[float, float] | None = None,
+) -> pd.DataFrame:
     """Return the first neurons of a kind, as rows of `analysis.by_neuron`.
 
     Args:
@@ -52,6 +59,7 @@ def neuron_list(run: Run, layer: int | None, kind: str, find: str = "", most: in
         kind: a key of KINDS; NOTES says in which order they come.
         find: text that a token at one of the neuron's largest values contains; empty for all neurons.
         most: how many neurons at most; None for all.
+        density: bounds of a bin of `density_bins`, in which their density is; None for all.
 
     Returns:
         The rows. `attrs["count"]` is how many neurons of the kind there are.
@@ -62,6 +70,9 @@ def neuron_list(run: Run, layer: int | None, kind: str, find: str = "", most: in
         tokens = top_tokens(run)
         tokens = tokens[[needle in visible(text).lower() for text in tokens["text"].tolist()]]
         frame = frame[pd.MultiIndex.from_frame(frame[NAMES]).isin(pd.MultiIndex.from_frame(tokens[NAMES]))]
+    if density is not None:
+        low, high = density
+        frame = frame[(frame["density"] >= low) & ((frame["density"] < high) | (high == 1))]
     fired = frame["fires"] > 0
     if kind == "dead":
         rows = frame[~fired]

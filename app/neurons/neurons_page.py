@@ -10,6 +10,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.figures import plots
+from twell.analysis.figures.neurons import density_label, density_names
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.app.jobs.dead_weights import weights_folder, why_dead
 from twell.app.neurons.near_view import near_values, nearness, with_nearest
@@ -64,16 +65,18 @@ def draw_densities(run: Run) -> None:
         "that fire a neuron. "
         f"Dead: never fired on this text, {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, "
         f"so the density is below {rare(3 / max(tokens, 1))} (95 %). Shades go by the square root. "
-        "Choose a cell to list its layer's neurons.",
+        "Choose a cell to list its neurons.",
         result,
         key="density-by-layer",
     )
     figure = densities(run)
     alt = "Share of neurons by density in each layer"
     event = widgets.draw(figure, "densities", alt, wide=True, on_select=sync_url, selection_mode="points")
+    lows = [*density_names(result.frame)]
     for point in event.selection.points:
-        kind = "dead" if point["x"] == 0 and (result.frame["high"] == 0).any() else "rare" if point["x"] < 6 else "hot"
-        open_page("neurons", run=run_name(), kind=kind, layer=f"L{int(point['y'])}")
+        low = lows[int(point["x"])]
+        of = {"kind": "hot", "density": f"{low:g}"} if low else {"kind": "dead"}
+        open_page("neurons", run=run_name(), layer=f"L{int(point['y'])}", **of)
 
 
 def draw_dead(run: Run) -> None:
@@ -96,13 +99,14 @@ def go_to(label: str) -> None:
     open_page("neuron", run=run_name(), neuron=label)
 
 
-def choices(run: Run) -> tuple[str, int | None, str]:
-    """Draw the filters, and a field that opens a neuron by its name; return kind, layer (None for all) and the text of
-    the tokens that they fire on."""
+def choices(run: Run) -> dict[str, Any]:
+    """Draw the filters, and a field that opens a neuron by its name; return what is chosen, as arguments of
+    `neuron_list`."""
     names = ["all layers", *(f"L{layer}" for layer in range(run.layers))]
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         kind = widgets.url_choice("Neurons", KINDS, "kind", LIST.arguments["kind"])
         layer = st.selectbox("Layer", names, width=140, **url_param("layer", names[0], one_of(names)))
+        density = None if kind == "dead" else chosen_density(run)
         find = st.text_input(
             "Fires most on",
             placeholder="part of a token",
@@ -117,14 +121,29 @@ def choices(run: Run) -> tuple[str, int | None, str]:
         if location is not None:
             go_to(f"L{location[0]}/N{location[1]}")
         widgets.no_such_neuron(run)
-    return kind, None if layer == names[0] else int(layer[1:]), find
+    return {"kind": kind, "layer": None if layer == names[0] else int(layer[1:]), "find": find, "density": density}
 
 
-def list_result(run: Run, kind: str, layer: int | None, find: str) -> QueryResult:
-    """Return the list of neurons of a kind (see `neuron_list`), with the tokens they fire on and write; of dead ones,
-    all of them, the lengths of their weights. Without the model's weights, or examples, columns are left out."""
-    chosen = LIST.where(layer=layer, kind=kind, **({"most": None} if kind == "dead" else {}))
-    result = query(run, chosen.where(find=find) if find else chosen)
+def chosen_density(run: Run) -> tuple[float, float] | None:
+    """Draw the choice of a bin of densities, a column of the map; return its bounds, None for all."""
+    bins = fetch(run, DENSITIES)
+    names = {f"{low:g}": name for low, name in density_names(bins).items() if low}
+    bounds = {f"{low:g}": (low, high) for low, high in zip(bins["low"], bins["high"], strict=True)}
+    any_density = url_param("density", "any", one_of(names))
+    choice = st.selectbox(
+        "Density", ["any", *names], format_func=lambda key: names.get(key, key), width=150, **any_density
+    )
+    return bounds.get(choice)
+
+
+def list_result(run: Run, kind: str, layer: int | None, **bounds: Any) -> QueryResult:
+    """Return the list of neurons of a kind, with the tokens they fire on and write; of dead ones, all of them, the
+    lengths of their weights. Without the model's weights, or examples, columns are left out.
+
+    bounds: further arguments of `neuron_list`, of which Code shows those with a value
+    """
+    bounds = {name: value for name, value in bounds.items() if value} | ({"most": None} if kind == "dead" else {})
+    result = query(run, LIST.where(layer=layer, kind=kind, **bounds))
     folder = weights_folder(run)
     if kind == "dead":
         return result.then(with_norms, run, folder) if folder and fires_any(run) else result
@@ -156,7 +175,9 @@ def kinds_of_dead(run: Run, frame: pd.DataFrame) -> str:
     return f"{lost}; {whole(kept)} have longer ones, so another text may fire them. " if kept else f"{lost}. "
 
 
-def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
+def draw_list(
+    run: Run, kind: str, layer: int | None, find: str = "", density: tuple[float, float] | None = None
+) -> None:
     """Draw the list of neurons of a kind; a click on a row opens the neuron's page.
 
     Args:
@@ -164,14 +185,16 @@ def draw_list(run: Run, kind: str, layer: int | None, find: str) -> None:
         kind: a key of KINDS.
         layer: the layer; None for all.
         find: text in the tokens that they fire on.
+        density: bounds of their density; None for all.
     """
-    result = list_result(run, kind, layer, find)
+    result = list_result(run, kind, layer, find=find, density=density)
     near = near_values(run) if kind == "dead" and not result.frame.empty else ""
     if near:  # the nearest of all of them, wherever they stand in the list
         result = result.then(with_nearest, near)
     frame = result.frame
     count = frame.attrs["count"]
     scope = "in all layers" if layer is None else f"in layer {layer}"
+    scope += f" with a density of {' to '.join(map(density_label, density))}" if density else ""
     limit = f" ({'nearest' if near else 'first'} {whole(MAX_ROWS)} shown)" if count > MAX_ROWS else ""
     why, distance = "", ""
     if kind == "dead":
@@ -246,9 +269,9 @@ def draw_page(run: Run) -> None:
     with widgets.show_errors():
         draw_dead(run)
     draw_densities(run)
-    kind, layer, find = choices(run)
+    chosen = choices(run)
     with widgets.show_errors():
-        draw_list(run, kind, layer, find)
+        draw_list(run, **chosen)
     draw_questions(run, [TOGETHER])
 
 

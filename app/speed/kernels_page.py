@@ -248,8 +248,8 @@ def draw_timings(run: Run) -> None:
     if not run.has("timings"):
         when = " yet" if run.manifest.status == "recording" else ""
         raise Missing(
-            f"No layer has been timed{when}. Capture with --timings above 0 to time each layer's FFN every few "
-            "batches, dense and sparse on the same input."
+            f"No layer has been timed in the capture{when}. Capture with --timings above 0 to time each layer's FFN "
+            "every few batches, dense and sparse on the same input."
         )
     result = query(run, analysis.speedup)
     if not result.frame.attrs["comparable"]:

@@ -154,7 +154,7 @@ def _chosen_sequence(sequences: pd.DataFrame) -> int:
         return None if (n := whole_number(text)) is None else min(n, last)
 
     there_is = f"there {'is' if len(sequences) == 1 else 'are'} {len(sequences)}, 0 to {last}"
-    param = url_param("sequence", 0, read, ("position", "from"), there_is)
+    param = url_param("sequence", 0, read, ("position", "to", "from"), there_is)
     sequence = int(st.number_input("Sequence", 0, last, step=1, width=130, **param))
     sources = list(dict.fromkeys(sequences["source"]))
     if len(sources) > 1:

@@ -89,7 +89,7 @@ def passage_html(
     full_bars: dict[str, float],
     neuron_lines: list[str],
     run: str,
-    marked: int | None,
+    marked: range,
     parameters: dict[str, Any] | None = None,
 ) -> str:
     """Return the passage as HTML, with a pane beside it for the tooltips.
@@ -105,10 +105,10 @@ def passage_html(
         full_bars: the nnz of a full bar, by the name of the layer's column.
         neuron_lines: a line about the neuron that shades the passage, or nothing, n.
         run: the run's name.
-        marked: the position of a token to mark, or None.
+        marked: the positions of tokens to mark; the first is the one that the pane shows.
         parameters: query parameters with which each token links to itself in the passage; None: it links to its page.
     """
-    shown = next((index for index, position in enumerate(rows["position"]) if position == marked), None)
+    shown = next((index for index, position in enumerate(rows["position"]) if position in marked), None)
     said = "" if shown is not None else UNMARKED.format("its page" if parameters is None else "its neurons")
     in_pane = fullest(rows) if shown is None and rows["nnz"].any() else shown
     spans, pane = [], html.escape(said)
@@ -116,7 +116,7 @@ def passage_html(
         text = tooltip(row, names[index], neuron_lines[index], float(percentiles[index]), full_bars)
         if index == in_pane:
             pane += html.escape(text) if not said else f"<span>{FULLEST}{html.escape(text)}</span>"
-        spans.append(_token(row, texts[index], text, float(shares[index]), index == shown, run, parameters))
+        spans.append(_token(row, texts[index], text, float(shares[index]), row["position"] in marked, run, parameters))
     lines = len(full_bars) + 8 + any(neuron_lines) + 3 * bool(said)
     height = 1.2 * lines  # of the pane, in rem; fixed, so that nothing moves
     return (

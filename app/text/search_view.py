@@ -7,11 +7,11 @@ import html
 import pandas as pd
 import streamlit as st
 
-from twell.analysis.tokens.text_search import beginnings, places_of
+from twell.analysis.tokens.text_search import SOUGHT, beginnings, places_of
 from twell.app.ui import widgets
 from twell.app.ui.formatting import plural, running, visible, whole
 from twell.app.ui.query import fetch, query
-from twell.app.ui.url_state import link, sync_url, url_param
+from twell.app.ui.url_state import link, parameter, sync_url, url_param, whole_number
 from twell.workbench.run.store import Run
 
 FOUND = 20  # places listed
@@ -39,17 +39,25 @@ def draw_results(run: Run, words: str) -> None:
     if frame.empty:
         widgets.note(f"No passage contains {html.escape(visible(words))}.")
         return
-    count = f"The first {FOUND} places" if len(frame) == FOUND else plural(len(frame), "place")
-    widgets.heading(f"{count} with these words", "", result, key="found")
+    count = frame.attrs["count"]
+    every = f"{whole(count)} or more places" if count == SOUGHT else plural(count, "place")
+    listed = f"The first {FOUND} of {every}" if count > FOUND else every
+    widgets.heading(f"{listed} with these words", "", result, key="found")
     lines = [
-        f'<a class="tw-jump" href="{link("text", sequence=row.sequence, position=row.position, find=words)}">'
+        f'<a class="tw-jump" href="'
+        f'{link("text", sequence=row.sequence, position=row.position, to=row.last, find=words)}">'
         f'<span class="where">{row.sequence}:{row.position}</span>'
         f'<span class="before"><span>{html.escape(running(row.before[-60:]))}</span></span>'
-        f'<span class="token">{html.escape(visible(row.token))}</span>'
+        f'<mark class="token">{html.escape(visible(row.token))}</mark>'
         f'<span class="after">{html.escape(running(row.after[:60]))}</span><span class="number"></span></a>'
         for row in frame.itertuples()
     ]
     st.html(f'<div class="tw-places tw-found">{"".join(lines)}</div>')
+
+
+def found_from(begin: int | None) -> range:
+    """Return the positions that the address marks: from `begin`, None for no mark, to the last one of words found."""
+    return range(0) if begin is None else range(begin, max(begin, whole_number(parameter("to")) or 0) + 1)
 
 
 def passages_button(run: Run) -> None:

@@ -15,7 +15,7 @@ from twell.app.jobs.own_text import own_actions, own_reading, own_text_button
 from twell.app.jobs.status import job_status
 from twell.app.text.choices import PassageChoice, chosen
 from twell.app.text.passage_view import full_bar_counts, highest_html, legend, passage_html
-from twell.app.text.search_view import name_of
+from twell.app.text.search_view import found_from, name_of
 from twell.app.text.silenced_view import draw_what_if
 from twell.app.text.token_view import MarkedToken, draw_token, draw_way_to_neurons
 from twell.app.ui import widgets
@@ -120,7 +120,7 @@ def draw_passage(sequences: pd.DataFrame, choice: PassageChoice, anew: Run | Non
             full_bar_counts(fetch(choice.scale_run, analysis.by_layer), run.layers),
             neuron_lines(values, shade),
             run_name(),
-            marked,
+            found_from(marked),
             {"sequence": sequence, **choice.parameters} if can_name else None,
         )
     )

@@ -159,7 +159,7 @@ def with_links(build: Callable[..., go.Figure], *tables: Any) -> go.Figure:
     """Return a heat map, `build(*tables)`, whose cells can be chosen: unseen points lie on them, and say what they say.
 
     Plotly selects points and bars, but no cells. The points are the last trace, named LINKS; their x and y are those of
-    the cells.
+    the cells. A click counts for the nearest point, however far: all cells being equal, that of the cell it is in.
     """
     figure = build(*tables)
     cells = next(trace for trace in figure.data if trace.type == "heatmap")
@@ -175,6 +175,7 @@ def with_links(build: Callable[..., go.Figure], *tables: Any) -> go.Figure:
         hovertemplate=cells.hovertemplate,
         showlegend=False,
     )
+    figure.update_layout(hoverdistance=-1)
     return figure
 
 

@@ -15,7 +15,7 @@ from support.planted_effects import coverage, rows_of
 
 from twell.analysis import allocation, by_layer, effects
 from twell.analysis.ablations.allocation import _bytes, allocate, allocated, summary
-from twell.analysis.ablations.by_condition import SUMS, clustered, lines, lines_of, paired_change
+from twell.analysis.ablations.by_condition import KEPT, SUMS, clustered, lines, lines_of, paired_change
 from twell.workbench.ablations.appended import append
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run, open_run
@@ -48,7 +48,8 @@ def test_changes_are_sums_by_document(small: Run) -> None:
     assert 1.2 * error < mean - table.loc["weakest:0.5", "low"] < 2.5 * error
     assert table.loc["weakest:0.5", "kept"] == pytest.approx(last["firings"].sum() / last["base_firings"].sum())
     assert set(effects(run, study=1)["study"]) == {1}
-    assert "weakest:0.5" in "\n".join(lines(effects(run)))
+    shown = "\n".join(lines(effects(run)))
+    assert "weakest:0.5" in shown and KEPT in shown, "a share over 100 % is no mistake"
     with pytest.raises(UserError, match="a study of"):
         effects(run, study=7)
 

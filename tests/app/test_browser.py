@@ -71,6 +71,29 @@ def test_panels_keep_their_width_on_a_phone(new_page: Callable[..., Any], addres
     watched.check()
 
 
+BOXES = """([inside, selector]) => [...document.querySelectorAll(`${inside} ${selector}`)].map((part) => {
+  const box = part.getBoundingClientRect();
+  return [box.left, box.right, box.top, box.bottom];
+})"""
+
+
+def test_a_narrow_window_shows_names_of_colors_and_of_axes(
+    new_page: Callable[..., Any], address: str, watch: Any
+) -> None:
+    watched = watch(new_page(500, 900), address)
+    figure = ".st-key-position-0-against-later-positions"
+    watched.open("/positions?run=made", f"{figure} .legend .traces")
+    names = watched.page.evaluate(BOXES, [figure, ".legend .traces"])
+    ((*_, top, _bottom),) = watched.page.evaluate(BOXES, [figure, ".cartesianlayer .xy .gridlayer"])
+    assert len(names) > 1 and all(left >= 0 and right <= 500 for left, right, *_ in names), "none beyond the edge"
+    assert all(bottom <= top + 8 for *_, bottom in names), "above the dots"
+    watched.open("/kernels?run=made", ".st-key-audit .xtitle")
+    ((*_, title, _bottom),) = watched.page.evaluate(BOXES, [".st-key-audit", ".xtitle"])
+    ticks = watched.page.evaluate(BOXES, [".st-key-audit", ".xtick"])
+    assert ticks and all(bottom <= title for *_, bottom in ticks), "the title lies on no name of the axis"
+    watched.check()
+
+
 FADED = """(box) => {
   const figure = box.querySelector(".js-plotly-plot").getBoundingClientRect(), edge = box.getBoundingClientRect().right;
   const fade = parseFloat(getComputedStyle(box).maskImage.match(/([\\d.]+)px/)[1]);

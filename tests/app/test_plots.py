@@ -85,11 +85,12 @@ def plain(value: Any) -> Any:
 
 
 def same(ours: Figure, page: dict[str, Any]) -> bool:
-    """Whether data and layout are equal; only the page's has a name of its content."""
+    """Whether data and layout are equal; only the page's has a name of its content, and points on the cells of maps."""
     own, page = (plain(figure) for figure in (json.loads(ours.to_json()), page))
     for figure in (own, page):
         figure["layout"].pop("template", None)
         figure["layout"].pop("datarevision", None)
+        figure["layout"].pop("hoverdistance", None)
         figure["data"] = [trace for trace in figure["data"] if trace.get("name") != LINKS]
     return bool(own["data"] == page["data"] and own["layout"] == page["layout"])
 

@@ -6,6 +6,7 @@ Each guard is a function over a tree of files, so that a test can hand it a tree
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -81,6 +82,32 @@ def test_import_directions_can_fail(tmp_path: Path, file: str, line: str) -> Non
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(line + "\n")
     assert len(violations(tmp_path)) >= 1
+
+
+# Traces that plotly draws by WebGL, for which the page would have to evaluate text: the app's policy forbids it.
+WEBGL = re.compile(r"(?i)\b(add_)?(scatter(polar)?gl|heatmapgl|scatter3d|surface|mesh3d|splom|parcoords)\b *[(\"']")
+
+
+def webgl_traces(root: Path) -> list[str]:
+    """The file and line of each trace that a browser could not draw in the app."""
+    return [
+        f"{path.relative_to(root).as_posix()}:{number}"
+        for folder in ("analysis", "app")
+        for path in sorted((root / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if WEBGL.search(line)
+    ]
+
+
+def test_no_figure_needs_webgl() -> None:
+    assert webgl_traces(ROOT) == []
+
+
+@pytest.mark.parametrize("line", ["figure.add_scattergl(", "go.Scattergl(x=x)", '{"type": "heatmapgl"}', "go.Surface("])
+def test_a_trace_that_needs_webgl_is_seen(tmp_path: Path, line: str) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "x.py").write_text(f"import plotly\n{line}\n")
+    assert webgl_traces(tmp_path) == ["app/x.py:2"]
 
 
 def test_schema_is_a_leaf() -> None:

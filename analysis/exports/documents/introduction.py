@@ -1,6 +1,6 @@
 """The sentences that introduce a run to a reader who has seen none of it: page Overview and the exported page begin so.
 
-Cost: none beside `overview`.
+Cost: none beside `overview` and `bench_beside`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from twell.analysis.figures.labels import SPACE, number, percent, plural, times, whole
+from twell.analysis.figures.speed.bench_beside import beside_capture
 from twell.workbench.run.manifest import spelled
 from twell.workbench.run.store import Run
 
@@ -29,7 +30,8 @@ def introduction(run: Run, numbers: dict[str, Any]) -> str:
     text += " give zeros, which a sparse kernel skips."
     speedup = numbers["speedup"]
     if speedup is None:
-        return f"{text} What skipping them saves was not timed."
+        bench = beside_capture(run)
+        return f"{text} What skipping them saves was not timed{f' in the capture; {bench}' if bench else '.'}"
     if numbers["speedup_turns"] > 1 and numbers["speedup_low"] <= 1 <= numbers["speedup_high"]:
         return f"{text} Whether skipping them saves time here, the timings of this run do not tell."
     some = numbers["speedup_layers"].endswith("alone")

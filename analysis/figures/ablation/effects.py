@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from twell.analysis.ablations.allocation import allocation
 from twell.analysis.ablations.by_condition import ablate_command, by_tokens, effects
 from twell.analysis.figures.labels import percent, plural
-from twell.analysis.figures.style import AMBER, BLUE, GREY, WORDS, dots, finish, finish_layers, whiskers
+from twell.analysis.figures.neurons import density_label
+from twell.analysis.figures.style import AMBER, BLUE, GREY, WORDS, dots, finish, finish_layers, log_ticks, whiskers
 from twell.analysis.neurons.effects import neuron_effects
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -139,24 +141,29 @@ def effect_by_density(table: pd.DataFrame) -> go.Figure:
     Args:
         table: the rows of `analysis.neuron_effects`, of which the first MOST are drawn.
     """
-    figure, living = go.Figure(), table[table["fires"] > 0].head(MOST)
+    figure, living = go.Figure(), table[table["fires"] > 0]
     for rows, column, colour, size in (
-        (living, "estimate", BLUE, 4),
-        (table[table["exact"].notna() & (table["fires"] > 0)], "exact", AMBER, 7),
+        (living.head(MOST), "estimate", BLUE, 4),
+        (living[living["exact"].notna()], "exact", AMBER, 7),
     ):
-        value = rows[column].abs().clip(lower=1e-9)
-        figure.add_scattergl(
+        figure.add_scatter(  # not its WebGL twin: the app's content policy leaves that blank
             x=rows["density"],
-            y=value,
+            y=rows[column].abs().clip(lower=1e-9),
             mode="markers",
             marker={"color": colour, "size": size, "opacity": 0.5 if size == 4 else 0.9},
-            text=[f"{label}: {number:+.2e} nats, fires on {percent(density)}" for label, number, density in
+            text=[f"{label}: {change:+.2e} nats, fires on {percent(density)}" for label, change, density in
                   zip(rows["label"], rows[column], rows["density"], strict=True)],
             hovertemplate="%{text}<extra></extra>",
         )  # fmt: skip
-    finish(figure, 380, top=16)
+    finish(figure, 380, left=80, top=16)
     figure.update_xaxes(title="density: share of tokens that fire it", type="log")
-    figure.update_yaxes(title="|change of the loss|, nats a token", type="log", exponentformat="power")
+    figure.update_yaxes(title="|change of the loss|, nats a token", title_standoff=14, type="log")
+    if len(living):
+        densities, changes = (np.concatenate([trace[axis] for trace in figure.data]) for axis in "xy")
+        ticks, _ = log_ticks(densities.min(), densities.max())
+        figure.update_xaxes(tickvals=ticks, ticktext=[density_label(tick) for tick in ticks])
+        ticks, names = log_ticks(changes.min(), changes.max())
+        figure.update_yaxes(tickvals=ticks, ticktext=names)
     return figure
 
 

@@ -10,7 +10,18 @@ import plotly.graph_objects as go
 
 from twell.analysis.figures.labels import times
 from twell.analysis.figures.speed.timings import figure_height, time_unit
-from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GREY, finish, layer_axis, log_axis, log_ticks, whiskers
+from twell.analysis.figures.style import (
+    AMBER,
+    BLUE,
+    DOTTED,
+    GREY,
+    LEGEND_ABOVE,
+    finish,
+    layer_axis,
+    log_axis,
+    log_ticks,
+    whiskers,
+)
 
 FAINT = "rgba(139, 149, 161, 0.45)"
 OPEN = {"size": 11, "line": {"width": 2}}
@@ -25,7 +36,6 @@ KERNEL_MARKERS = (
     {"color": AMBER, "size": 9},
     {"color": BLUE, "size": 9, "symbol": "diamond"},
 )
-LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}
 
 
 def markers(operations: list[str]) -> dict[str, dict[str, Any]]:

@@ -18,25 +18,34 @@ from twell.workbench.run.store import Run
 
 
 def beside_capture(run: Run) -> str:
-    """Return a sentence, for beside the capture's FFN speedup, with what `twell bench` measured instead, and why.
+    """Return a sentence, for beside the capture's FFN speedup, with what `twell bench` measured instead, and why; empty
+    where `bench_speedup` is None."""
+    found = bench_speedup(run)
+    if found is None:
+        return ""
+    why = _why(run)
+    return f"twell bench found {times(found[0])}, of {found[1]}{f': {why}' if why else ''}."
 
-    The case is the one with as many rows as the capture's batches, or the nearest. Empty where the run has no benchmark
-    of its kernel's FFNs, or no comparable timing.
+
+def bench_speedup(run: Run) -> tuple[float, str] | None:
+    """Return the FFN speedup that `twell bench` measured of the run's kernel, and in words of which layers and rows.
+
+    The case is the one with as many rows as the capture's batches, or the nearest; where the capture timed nothing, the
+    one of most layers. None where the run has no benchmark of its kernel's FFNs.
     """
-    if not run.has("bench"):
-        return ""
-    why, rows = _why(run), sizes(run).get("ffn_sparse")
-    cases = _own_cases(run)
-    if not why or rows is None or cases.empty:
-        return ""
-    nearest = min(cases["rows"].unique(), key=lambda each: abs(math.log(each / rows)))
+    cases = _own_cases(run) if run.has("bench") else pd.DataFrame()
+    if cases.empty:
+        return None
+    rows = sizes(run).get("ffn_sparse") if run.has("timings") else None
+    layers_of = cases.groupby("rows")["layer"].nunique()
+    nearest = min(layers_of.index, key=lambda each: abs(math.log(each / rows))) if rows else layers_of.idxmax()
     chosen = cases[cases["rows"] == nearest]
     chosen = chosen[chosen["setting"] == chosen["setting"].iloc[0]]
-    speedup = (chosen["us"] * chosen["speedup"]).sum() / chosen["us"].sum()
+    speedup = float((chosen["us"] * chosen["speedup"]).sum() / chosen["us"].sum())
     timed = [f"L{layer}" for layer in sorted(chosen["layer"].unique())]
     few = f"{len(timed)} of {run.layers} layers ({', '.join(timed)})"
     where = few if len(timed) < run.layers else f"all {plural(run.layers, 'layer')}"
-    return f"twell bench found {times(speedup)}, of {where} at {whole(nearest)} rows a call: {why}."
+    return speedup, f"{where} at {whole(nearest)} rows a call"
 
 
 def beside_bench(run: Run) -> str:

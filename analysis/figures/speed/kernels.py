@@ -133,9 +133,9 @@ def compression_map(
         )
     )
     slots = frame.drop_duplicates("compression").set_index("compression")["slots"]
-    finish(figure, 90 + (20 if labels is None else 28) * len(layers))
+    finish(figure, 106 + (20 if labels is None else 28) * len(layers), bottom=60)
     layer_axis(figure, layers, showgrid=False)
     figure.update_yaxes(range=[max(layers) + 0.5, min(layers) - 0.5])
     names = [f"{compression}<br>{whole(slots[compression])} slots" for compression in shades.columns]
-    figure.update_xaxes(tickvals=columns, ticktext=names, showgrid=False, title="compression")
+    figure.update_xaxes(tickvals=columns, ticktext=names, showgrid=False, title="compression", title_standoff=22)
     return figure

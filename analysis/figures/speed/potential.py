@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from twell.analysis.figures.labels import number, percent
-from twell.analysis.figures.style import BLUE, finish
+from twell.analysis.figures.style import BLUE, LEGEND_ABOVE, finish
 
 MOST = 12  # layers that have a bar each; of more, the others share one
 SLOWER = "#c2554d"
@@ -50,8 +50,9 @@ def gains(table: pd.DataFrame) -> go.Figure:
                 hovertemplate="%{hovertext}<extra></extra>",
             )
     finish(figure, 96 + 26 * max(len(rows), 4), left=96, right=150, top=36)
-    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"}
-    figure.update_layout(barmode="relative", bargap=0.3, showlegend=True, legend=legend)
+    figure.update_layout(
+        barmode="relative", bargap=0.3, showlegend=True, legend={**LEGEND_ABOVE, "traceorder": "normal"}
+    )
     figure.update_yaxes(tickvals=places, ticktext=rows["name"], range=[len(rows) - 0.4, -0.6], showgrid=False)
     figure.update_xaxes(title="ms of a pass")
     texts = [_label(row) for row in rows.itertuples()]

@@ -16,7 +16,7 @@ INK, SECOND = "#2f5d8a", "#c06a2d"
 COLORS = ("#2f5d8a", "#c06a2d", "#4a7c59", "#8a4f7d", "#7a7a7a", "#b59f3b", "#3f8f8f", "#a13d3d")
 OTHER_COLORS = ("#4a9c72", "#a06cc0", "#c75c6a", "#3f9aa8", "#8a7a3b")  # of a dressed figure, after the page's own
 BARS = "rgba(47, 126, 216, 0.36)"
-HEIGHT, LEGEND = 360, 110  # pixels of a dressed figure, and for the names at its right
+HEIGHT, LEGEND = 360, 44  # pixels of a dressed figure, and for the names above it
 FEW = 16  # layers, of which each has its number on an axis
 BESIDE = 0.16  # layers between dots of one layer
 
@@ -66,14 +66,14 @@ def add_ratios(figure: Figure, rows: pd.DataFrame, low: str, high: str, of: str,
 
 
 def dressed(figure: Figure) -> Figure:
-    """Return a figure of a table in the dashboard's style: no background, its colors, names at the right."""
-    from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GREY, finish  # which load plotly
+    """Return a figure of a table in the dashboard's style: no background, its colors, names above it."""
+    from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GREY, LEGEND_ABOVE, finish  # which load plotly
 
     left, height = figure.layout.margin.l or 56, figure.layout.height or HEIGHT
     named = len([trace for trace in figure.data if trace.name and trace.showlegend is not False]) > 1
     figure.layout.template = None
-    finish(figure, min(height, 520), left=max(int(left), 72), right=LEGEND if named else 16)
-    figure.update_layout(showlegend=named)
+    finish(figure, min(height, 520), left=max(int(left), 72), top=LEGEND if named else 24)
+    figure.update_layout(showlegend=named, legend=LEGEND_ABOVE)
     figure.update_yaxes(title_standoff=22)  # beside the numbers, not on them
     colors = cycle((BLUE, AMBER, GREY, *OTHER_COLORS))
     for trace in figure.data:

@@ -38,5 +38,8 @@ def test_bench_and_capture_say_why_they_differ(run: Run, made: ModuleType, tmp_p
     why = said.partition(": ")[2]
     assert beside_bench(run).endswith(why) and f"in {own['turns']} batches of " in why and "all 4 layers" in why
     assert beside_capture(made.make(tmp_path / "plain", sequences=10, parts=1)) == "", "without a bench"
+    untimed = made.make(tmp_path / "untimed", layers=4, sequences=10, parts=1, bench=True, timings=0)
+    alone = f"twell bench found {times(200 / 103)}, of 2 of 4 layers (L0, L3) at 64 rows a call."
+    assert (beside_capture(untimed), beside_bench(untimed)) == (alone, ""), "what a capture without timings has"
     reference = made.make(tmp_path / "oracle", sequences=10, parts=1, kernel="reference", bench=True)
     assert beside_capture(reference) == beside_bench(reference) == "", "no speedup is claimed from the reference"

@@ -41,7 +41,21 @@ def test_places_are_those_of_the_decoded_sequences(run: Run, rows: pd.DataFrame)
         table = places_of(run, words, limit=10_000)
         assert expected
         assert sorted(zip(table["sequence"], table["position"], strict=True)) == sorted(expected)
-    assert len(places_of(run, "formaldehyde", limit=3)) == 3
+    first = places_of(run, "formaldehyde", limit=3)
+    assert len(first) == 3 and first.attrs["count"] == len(in_sequences(run, rows, "formaldehyde"))
+
+
+def test_a_place_is_all_the_tokens_that_hold_the_words(run: Run, rows: pd.DataFrame) -> None:
+    ids = rows.set_index(["sequence", "position"])["token_id"]
+    across = run.decode(rows[rows["sequence"] == 0].sort_values("position")["token_id"].tolist())[20:34].strip()
+    for words in ("formaldehyde", "ormal", across):
+        for place in places_of(run, words, width=2).itertuples():
+            within = range(place.position, place.last + 1)
+            assert place.token == run.decode([ids[place.sequence, at] for at in within])
+            assert words.lower() in place.token.lower()
+            inner = [ids[place.sequence, at] for at in within]
+            assert all(words.lower() not in run.decode(part).lower() for part in (inner[1:], inner[:-1]) if part)
+    assert places_of(run, across)["last"].gt(places_of(run, across)["position"]).all()
 
 
 def test_words_do_not_run_from_one_sequence_into_the_next(run: Run, rows: pd.DataFrame) -> None:

@@ -59,6 +59,7 @@ def test_it_draws_what_the_tables_hold(ablated: Run, show: Callable[..., AppTest
     assert number(table.loc["random:0.5", "base"]) in text(test) and "of 60 documents" in text(test)
     assert len(test.get("plotly_chart")) == 4
     assert test.dataframe[0].value.set_index("condition")["change"].equals(table["change"])
+    assert "kept: firings over those with nothing taken away; above 100\u202f%" in text(test)
     curve = next(line for line in plots.ablation_curves(ablated).data if line.name == "weakest firings away")
     assert sorted(curve.y) == sorted(table.loc[["weakest:0.5", "weakest:0.75"], "change"])
     assert list(plots.ablation_layers(ablated).data[0].x) == table.loc[["ffn@0", "ffn@1"], "change"].tolist()
@@ -71,6 +72,17 @@ def test_it_draws_what_the_tables_hold(ablated: Run, show: Callable[..., AppTest
     assert neurons["estimate"].abs().is_monotonic_decreasing
     exact = neurons.set_index("label").loc["L1/N5", "exact"]
     assert exact == table.loc["neurons:L1/N5", "change"] and neurons.attrs["measured"] == 1
+
+
+def test_the_axes_of_neurons_read_as_other_shares_do(ablated: Run) -> None:
+    figure = plots.ablation_neurons(ablated)
+    densities, changes = figure.layout.xaxis, figure.layout.yaxis
+    for axis, name in ((densities, "x"), (changes, "y")):
+        values = np.concatenate([trace[name] for trace in figure.data])
+        assert len(axis.tickvals) >= 2 and min(values) <= axis.tickvals[0] < axis.tickvals[-1] <= max(values)
+    said = [float(text.removesuffix("\u202f%")) / 100 for text in densities.ticktext]
+    assert said == pytest.approx(list(densities.tickvals))
+    assert [*changes.ticktext] == [number(value, 1) for value in changes.tickvals]
 
 
 def test_what_was_not_measured_is_said_below_what_was(

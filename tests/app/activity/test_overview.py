@@ -17,6 +17,7 @@ from support.page_elements import markup
 
 from twell.analysis import by_layer, by_word, position_blocks, speedup, surprisal_correlation
 from twell.analysis.figures.overview import layer_by_layer
+from twell.analysis.figures.speed.bench_beside import beside_capture
 from twell.app.ui.formatting import number, percent, times
 from twell.app.ui.widgets import LINKS, with_links
 from twell.workbench.run import manifest as manifests
@@ -66,6 +67,18 @@ def test_every_cell_of_the_map_can_be_chosen_and_says_what_it_says(made_run: Run
         assert (points.x[place], points.y[place]) == (heat.x[column], heat.y[row])
         assert np.array_equal(points.customdata[place], heat.customdata[row][column])
         assert points.hovertext[place] == heat.hovertext[row][column]
+
+
+def test_a_capture_without_timings_quotes_the_bench(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    made.make(tmp_path / "benched", layers=4, sequences=20, bench=True, timings=0)
+    made.make(tmp_path / "untimed", layers=4, sequences=20, timings=0)
+    assert "<dt>FFN speedup</dt><dd><b>–</b><span>not timed</span>" in markup(show(tmp_path, run="untimed"))
+    said, html = beside_capture(open_run(tmp_path / "benched")), markup(show(tmp_path, run="benched"))
+    assert f"What skipping them saves was not timed in the capture; {said}" in html
+    number = re.search(r"found (.*?), of (.*)\.", said)
+    assert number and f"<dt>FFN speedup</dt><dd><b>{number[1]}</b><span>by twell bench, {number[2]}; not" in html
+    (box,) = show(tmp_path, "kernels", run="benched").info
+    assert "timed in the capture" in box.value, "what the bench timed stands above it"
 
 
 def test_what_is_worth_a_look_has_a_picture_of_its_numbers(show: Show, runs: Path, made_run: Run) -> None:

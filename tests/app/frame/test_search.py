@@ -38,8 +38,10 @@ def test_what_is_sought(made_run: Run, text: str, page: str, parameters: dict[st
     assert result.page == page
     assert bool(result.reason) == (page == "")
     if parameters is None:
-        first = places_of(made_run, text.strip('"')).iloc[0]
-        parameters = {"sequence": str(first["sequence"]), "position": str(first["position"])}
+        words = text.strip('"')
+        first = places_of(made_run, words).iloc[0]
+        places = {"sequence": "sequence", "position": "position", "to": "last"}
+        parameters = {**{name: str(first[column]) for name, column in places.items()}, "find": words}
     assert result.parameters == parameters
 
 

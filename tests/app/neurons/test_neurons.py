@@ -12,16 +12,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.browser_pages import Watched
 from support.page_elements import markup
 from support.rewritten import forget_checksums
 
 from twell.analysis import by_neuron, examples
+from twell.analysis.figures.neurons import density_map
 from twell.analysis.neurons.by_neuron import parse_neuron
 from twell.analysis.neurons.coactivation import fired_csr, fires_with
 from twell.analysis.neurons.top_tokens import top_tokens
 from twell.app.neurons.neuron_data import density_bins, neuron_list
 from twell.app.tokens.token_neurons import neurons_of
-from twell.app.ui.formatting import number, percent, visible, whole
+from twell.app.ui.formatting import number, percent, plural, visible, whole
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run, open_run
 
@@ -55,6 +57,33 @@ def test_lists_hold_their_kind_foremost_first(made_run: Run) -> None:
     one = neuron_list(made_run, None, "one")
     assert one["one_token"].all()
     assert (one["token_text"] != "").all()
+
+
+def test_a_bin_of_the_map_lists_its_neurons(show: Show, runs: Path, made_run: Run) -> None:
+    every, bins = by_neuron(made_run), density_bins(made_run)
+    for bin_ in bins[bins["low"] > 0].itertuples():
+        assert len(neuron_list(made_run, bin_.layer, "hot", density=(bin_.low, bin_.high))) == bin_.neurons
+    cell = bins[bins["low"] > 0].sort_values("neurons").iloc[-1]
+    test = show(runs, "neurons", run="made", kind="hot", layer=f"L{cell['layer']:.0f}", density=f"{cell['low']:g}")
+    listed = test.dataframe[0].value
+    inside = (every["layer"] == cell["layer"]) & every["density"].between(cell["low"], cell["high"], inclusive="left")
+    assert set(listed["label"]) == set(every.loc[inside, "label"]) and len(listed) == cell["neurons"]
+    assert f"{plural(cell['neurons'], 'neuron')} in layer {cell['layer']:.0f} with a density of" in markup(test)
+    dead = show(runs, "neurons", run="made", kind="dead", layer="L1", density=f"{cell['low']:g}")
+    assert len(dead.dataframe[0].value) and "density" not in [box.key for box in dead.selectbox], "they have none"
+
+
+@pytest.mark.parametrize("corner", [0.06, 0.94])
+def test_a_click_anywhere_in_a_cell_lists_what_it_holds(watched: Watched, made_run: Run, corner: float) -> None:
+    map_of_cells = density_map(density_bins(made_run)).data[0]
+    (layers, columns), lows = np.shape(map_of_cells.z), sorted(set(density_bins(made_run)["low"]))
+    watched.open("/neurons?run=made", ".js-plotly-plot .heatmaplayer image")
+    box = watched.page.locator(".js-plotly-plot .heatmaplayer image").bounding_box()
+    column, layer = columns - 2, layers - 2
+    across, down = (column + corner) / columns, (layer + 1 - corner) / layers
+    watched.page.mouse.click(box["x"] + across * box["width"], box["y"] + down * box["height"])
+    watched.page.wait_for_url(f"**/neurons?run=made&layer=L{layer}&kind=hot&density={lows[column]:g}")
+    watched.check()
 
 
 @pytest.mark.parametrize(

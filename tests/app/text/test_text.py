@@ -19,9 +19,9 @@ from twell.analysis.neurons.at_token import beside, first_of_layers, neurons_at,
 from twell.analysis.neurons.values import in_sequence
 from twell.analysis.passage import SEEN, loudest, passage, scale
 from twell.analysis.tokens.text_around import pieces
-from twell.analysis.tokens.text_search import beginnings
+from twell.analysis.tokens.text_search import beginnings, places_of
 from twell.app.text.passage_view import percentile_in_words
-from twell.app.text.search_view import passage_name
+from twell.app.text.search_view import FOUND, passage_name
 from twell.app.text.token_view import SHOWN
 from twell.app.ui.formatting import whole
 from twell.workbench.run.store import Run, open_run
@@ -202,11 +202,28 @@ def test_words_lead_to_the_passages_that_hold_them(show: Show, runs: Path, made_
     words = made_run.decode(rows["token_id"].iloc[20:24].tolist())
     test = show(runs, "text", run="made", find=words)
     assert not test.exception
-    assert 'href="text?run=made&amp;sequence=5&amp;position=20&amp;find=' in markup(test)
+    assert 'href="text?run=made&amp;sequence=5&amp;position=20&amp;to=23&amp;find=' in markup(test)
     assert "No passage contains" in markup(show(runs, "text", run="made", find="no such words"))
     begins = beginnings(made_run).set_index("sequence")["text"]
     assert made_run.decode(rows["token_id"].iloc[:4].tolist()).strip() in begins[5]
     assert passage_name(begins[5])[:20] in html.unescape(markup(show(runs, "text", run="made", sequence="5")))
+
+
+def test_all_places_of_words_are_counted_and_each_token_of_one_is_marked(
+    show: Show, runs: Path, made_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = places_of(made_run, "formaldehyde", limit=10_000)
+    assert len(places) > FOUND
+    said = f"The first {FOUND} of {whole(len(places))} places with these words"
+    body = markup(show(runs, "text", run="made", find="formaldehyde"))
+    assert said in body and body.count('<mark class="token">') == FOUND
+    monkeypatch.setattr("twell.app.text.search_view.SOUGHT", len(places))
+    more = said.replace(" places", " or more places")
+    assert more in markup(show(runs, "text", run="made", find="formaldehyde")), "the search stops at some number"
+    body = markup(show(runs, "text", run="made", sequence="5", position="20", to="23"))
+    assert re.findall(r'class="t here[^>]*position=(\d+)"', body) == ["20", "21", "22", "23"]
+    pane = body.split('class="tw-pane">')[1]
+    assert "\nposition 20\n" in pane, "of the first"
 
 
 def test_a_marked_token_names_the_neurons_that_it_fires(show: Show, runs: Path, made_run: Run) -> None:
