@@ -36,6 +36,7 @@ ENDING: dict[Format, str] = {
     "notebook": ".ipynb",
     "html": ".html",
 }
+OF_ABLATIONS = ("effects", "neuron_effects")  # tables of the run that no analysis stands for
 
 
 def export(options: ExportOptions) -> list[Path]:
@@ -63,7 +64,8 @@ def _write_tables(run: Run, options: ExportOptions, format: Format) -> list[Path
             f"Expected a table of {', '.join(ANALYSIS)}, or of the run itself ({', '.join(TABLES)}), "
             f"got {unknown[0]!r}{_suggestion(unknown[0])}"
         )
-    every = [name for name in TABLES if run.has(name)] if run.manifest.only_trains else ANALYSIS
+    own = [name for name in (TABLES if run.manifest.only_trains else OF_ABLATIONS) if run.has(name)]
+    every = own if run.manifest.only_trains else [*ANALYSIS, *own]
     names = options.table or tuple(every)
     if len(names) > 1:
         _require_folder(options.out, f"{len(names)} tables", ", or one table with --table")

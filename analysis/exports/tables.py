@@ -7,11 +7,14 @@ described in its function's docstring, and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from twell.analysis.ablations.allocation import allocation
+from twell.analysis.ablations.by_condition import effects
 from twell.analysis.activity.across_layers import across_layers
 from twell.analysis.activity.entropy import entropy_correlation
 from twell.analysis.activity.layers import by_layer, layer_histogram
@@ -31,6 +34,7 @@ from twell.analysis.figures.table_plots import by_neuron as neuron_plots
 from twell.analysis.figures.table_plots import by_token as token_plots
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.concentration import concentration, dead_curve, dead_neurons, lorenz
+from twell.analysis.neurons.effects import neuron_effects
 from twell.analysis.neurons.firing_clusters import firing_clusters
 from twell.analysis.neurons.reuse import reuse, reuse_cache
 from twell.analysis.neurons.value_histogram import neuron_histogram
@@ -44,6 +48,7 @@ from twell.analysis.tokens.by_token import by_token
 from twell.analysis.tokens.classes import token_classes
 from twell.analysis.tokens.identity import token_covariates, token_identity
 from twell.analysis.tokens.words import by_word
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 if TYPE_CHECKING:
@@ -81,7 +86,9 @@ class ExportedTable:
 
 EXPORTED = (
     ExportedTable(findings, "Findings", "What has been claimed about sparse layers, and what this run says alone."),
-    ExportedTable(by_layer, "Layers", "How many neurons a token fires in each layer.", page_figure="nnz_distributions"),
+    ExportedTable(
+        by_layer, "Activity by layer", "How many neurons a token fires in each layer.", page_figure="nnz_distributions"
+    ),
     ExportedTable(layer_histogram),
     ExportedTable(by_position),
     ExportedTable(
@@ -92,26 +99,28 @@ EXPORTED = (
     ),
     ExportedTable(
         position_fit,
-        "Decay",
+        "How fast it falls off",
         "Whether nnz falls along the sequence, and as which curve, from position 1 on.",
         page_figure="decay_lengths",
     ),
     ExportedTable(
         first_positions,
-        "Starts",
+        "Position 0 against later positions",
         "Position 0 over later ones: of a document, which may carry a special token, and of a cut in one.",
         layer_plots.starts,
     ),
     ExportedTable(
         by_phase,
-        "Phases",
+        "Reading against generating",
         "Prompts and generated tokens apart: tables over a whole run mix them.",
         layer_plots.origins,
     ),
-    ExportedTable(by_source, "Sources", "Each source of text against all others.", layer_plots.origins),
+    ExportedTable(
+        by_source, "Activity by source of the text", "Each source of text against all others.", layer_plots.origins
+    ),
     ExportedTable(
         across_layers,
-        "Depth",
+        "Layers that are busy on the same tokens",
         "Whether a token that fires much in one layer does so in others: if so, a layer's load can be told ahead.",
         layer_plots.depth,
     ),
@@ -123,30 +132,32 @@ EXPORTED = (
     ),
     ExportedTable(
         token_identity,
-        "Identity",
+        "How much the token itself decides",
         "How much of the variance of nnz the token itself explains: near 1, a layer's load could be looked up; near 0, "
         "the context decides.",
         token_plots.identity,
     ),
     ExportedTable(
         token_covariates,
-        "Covariates",
+        "What the z of a token goes with",
         "What z goes with over tokens of the vocabulary, all at once: rare tokens differ in more than frequency.",
         token_plots.covariates,
     ),
-    ExportedTable(token_classes, "Classes", "Kinds of tokens, by their spelling.", page_figure="token_class_dots"),
+    ExportedTable(
+        token_classes, "Classes of tokens", "Kinds of tokens, by their spelling.", page_figure="token_class_dots"
+    ),
     ExportedTable(by_word, "Words", "Put together from their pieces.", page_figure="top_words"),
-    ExportedTable(surprisal, "Surprisal", "nnz by the loss of the next token.", page_figure="nnz_by_loss"),
+    ExportedTable(surprisal, "Activity and surprise", "nnz by the loss of the next token.", page_figure="nnz_by_loss"),
     ExportedTable(surprisal_correlation, "Rank correlation", "Spearman's, of nnz and the next token's loss."),
     ExportedTable(
         surprisal_within,
-        "Within tokens",
+        "Activity and surprise within tokens",
         "Of one token in different contexts: nnz beside the next token's loss, without what tokens differ in.",
         layer_plots.within,
     ),
     ExportedTable(
         entropy_correlation,
-        "Entropy",
+        "Expected and actual surprise",
         "nnz beside what the model expects to lose on the next token and what it then loses, and each given the other.",
         layer_plots.expected,
     ),
@@ -162,26 +173,26 @@ EXPORTED = (
     ExportedTable(dead_neurons),
     ExportedTable(
         reuse,
-        "Reuse",
+        "Firings in common with earlier tokens",
         "The share of a token's firings that an earlier one fired too; dotted: one of another sequence.",
         neuron_plots.lags,
     ),
     ExportedTable(
         reuse_cache,
-        "Cache",
+        "What a cache of neurons would serve",
         "What share of firings a cache of the neurons of the last tokens would serve, and how many neurons it holds.",
         neuron_plots.cache,
     ),
     ExportedTable(
         firing_clusters,
-        "Clusters",
+        "Neurons that fire together",
         "Groups of neurons that fire together, which could be stored, fetched or pruned as one.",
         neuron_plots.clusters,
     ),
     ExportedTable(union_sizes, "Unions", "Different neurons in a block of consecutive tokens."),
     ExportedTable(
         tile_audit,
-        "Tiles",
+        "Tile audit",
         "Firings and tokens that exceed the slots of a tile, by compression.",
         page_figure="tile_overflow",
     ),
@@ -189,12 +200,46 @@ EXPORTED = (
     ExportedTable(tile_settings),
     ExportedTable(speedup, "Time by layer", "Dense and sparse time of each layer's FFN.", page_figure="layer_times"),
     ExportedTable(
-        layer_gains, "Speed", "Dense over sparse time, by layer, and the trend.", page_figure="speedup_by_nnz"
+        layer_gains,
+        "Speedup and activity",
+        "Dense over sparse time, by layer, and the trend.",
+        page_figure="speedup_by_nnz",
     ),
     ExportedTable(gain_correlations),
-    ExportedTable(model_time, "Time", "Where the time of a forward pass goes.", page_figure="pass_time"),
+    ExportedTable(model_time, "Where the time goes", "Where the time of a forward pass goes.", page_figure="pass_time"),
     ExportedTable(whole_model, "Whole model", "Tokens a second with dense FFNs and with sparse ones."),
     ExportedTable(timings_by_batch),
 )
 ANALYSIS = {table.name: table.compute for table in EXPORTED}
 SECTIONS = tuple(table for table in EXPORTED if table.title)
+# Of runs whose model was ablated. As tables go those of the run itself, of the same names.
+ABLATIONS = (
+    ExportedTable(
+        effects,
+        "What matters",
+        "What the loss says when neurons, firings or layers are taken away, as twell ablate measured it.",
+        page_figure="ablation_curves",
+    ),
+    ExportedTable(
+        allocation,
+        "A budget of loss over the layers",
+        "The share of each layer's hidden values that is set to 0, the smallest ones.",
+        page_figure="ablation_budget",
+    ),
+    ExportedTable(
+        neuron_effects,
+        "Neurons by effect",
+        "What silencing a neuron does to the loss, to first order.",
+        page_figure="ablation_neurons",
+    ),
+)
+
+
+def sections(run: Run) -> list[ExportedTable]:
+    """Return the sections of a run's document, in order: of ablations those that it has, and the findings last."""
+    measured = []
+    for section in ABLATIONS:
+        with suppress(Missing):
+            section.compute(run)
+            measured.append(section)
+    return sorted([*SECTIONS, *measured], key=lambda section: section.name == "findings")

@@ -176,6 +176,7 @@ def _add_quantiles(figure: go.Figure, layers: pd.DataFrame, column: int) -> None
         text=[number(value) for value in layers["mean"]] if len(layers) <= MAX_LABELLED else None,
         textposition="top center",
         textfont={"size": 10},
+        cliponaxis=False,  # the first layer's stands above the panel
         customdata=layers[["mean", "p10", "p50", "p90", "p99", "max"]],
         hovertemplate="layer %{y:.0f}: mean nnz %{customdata[0]:.4g}<br>p10 %{customdata[1]:.0f} · p50 "
         "%{customdata[2]:.0f} · p90 %{customdata[3]:.0f} · p99 %{customdata[4]:.0f} · max %{customdata[5]:.0f}"

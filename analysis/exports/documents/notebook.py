@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from twell.analysis.exports.documents import cells
-from twell.analysis.exports.tables import SECTIONS
+from twell.analysis.exports.tables import sections
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.run.manifest import spelled
 from twell.workbench.run.store import Run
@@ -91,7 +91,7 @@ def _cells(run: Run, where: str) -> list[Cell]:
         Cell("## Strongest neurons\n\nThe strongest of each layer, and the text where it is largest.", code=False),
         _tried("display(strongest(run))"),
     ]
-    for section in sorted(SECTIONS, key=lambda section: section.name == "findings"):
+    for section in sections(run):
         result.append(Cell(f"## {section.title}\n\n{section.text}", code=False))
         lines = [f"table = {section.name}(run)"]
         if section.name == "findings":

@@ -3,7 +3,7 @@
     twell export runs/demo --out demo.html
 
 It opens on the sentences and the figure of Overview, the verdict on the paper's claim and those on its parts, shaded
-passages and strong neurons; a section for each of `tables.SECTIONS` follows, with the reason in its place where the run
+passages and strong neurons; a section for each of `tables.sections` follows, with the reason in its place where the run
 lacks what it needs. The page forbids itself any request. Cost: 2 s; 5 MB, nearly all of it plotly.
 """
 
@@ -25,7 +25,7 @@ from twell.analysis.exports.documents.introduction import introduction
 from twell.analysis.exports.documents.notebook import about
 from twell.analysis.exports.documents.strongest import strongest
 from twell.analysis.exports.notebook import shaded_text
-from twell.analysis.exports.tables import SECTIONS, ExportedTable
+from twell.analysis.exports.tables import ExportedTable, sections
 from twell.analysis.figures import plots
 from twell.analysis.figures.claims.evidence import drawings
 from twell.analysis.figures.style import CONFIG
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 ROWS = 30  # most rows of a table that are shown
 PASSAGES = 3  # with which the page opens
+PANELS = "46rem"  # width of a figure of several panels, at least: below, it scrolls
 PASSAGE_HEIGHT = "18rem"  # beyond which a passage scrolls
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 STYLE = f"""
@@ -50,6 +51,7 @@ nav a {{ display: block; }}
 table {{ border-collapse: collapse; font-size: .8rem; }} th, td {{ padding: .2rem .6rem; text-align: left; }}
 td {{ border-top: 1px solid #e1e5ea; white-space: pre-wrap; vertical-align: top; font-variant-numeric: tabular-nums; }}
 mark {{ background: rgba(47,126,216,.3); }} summary {{ cursor: pointer; }} .wide {{ overflow-x: auto; }}
+.panels {{ min-width: {PANELS}; }}
 .passage {{ max-height: {PASSAGE_HEIGHT}; overflow-y: auto; border: 1px solid #e1e5ea; padding: .4rem .8rem; }}
 .note {{ font-size: .87rem; }} td .note {{ font-size: inherit; }} .verdict {{ color: inherit; font-size: 1.05rem; }}
 @media print {{ .passage {{ max-height: none; }} nav {{ display: none; }} h2 {{ break-after: avoid; }} }}
@@ -64,7 +66,7 @@ def page(run: Run, path: Path) -> int:
     from plotly.offline import get_plotlyjs
 
     title = html.escape(run.name)
-    ordered = sorted(SECTIONS, key=lambda section: section.name == "findings")
+    ordered = sections(run)
     body = "".join([*_opening(run), *(_section(run, section) for section in ordered)])
     heads = re.findall(r'<h2 id="([\w-]+)">([^<]+)</h2>', body)
     links = "".join(f'<a href="#{name}">{head}</a>' for name, head in heads)
@@ -76,7 +78,7 @@ def page(run: Run, path: Path) -> int:
         f'<nav aria-label="Sections">{links}</nav>{body}</body></html>\n'
     )
     path.write_bytes(text.encode("utf-8", "replace"))
-    return len(SECTIONS)
+    return len(ordered)
 
 
 def _head(title: str, text: str) -> str:
@@ -89,7 +91,8 @@ def _opening(run: Run) -> Iterator[str]:
     with suppress(Missing):
         numbers = overview(run)
         said = introduction(run, numbers) if numbers["tokens"] is not None else str(numbers["missing"]["tokens"])
-        yield _head("Overview", f"{said} Below, a row a layer.") + _drawn(plots.overview(run))
+        drawn = f'<div class="wide"><div class="panels">{_drawn(plots.overview(run))}</div></div>'
+        yield _head("Overview", f"{said} Below, a row a layer.") + drawn
     yield _claims(run)
     with suppress(Missing):
         passages = [shaded_text(run, number) for number in range(min(PASSAGES, run.manifest.sequences))]
@@ -154,10 +157,13 @@ def _section(run: Run, section: ExportedTable) -> str:
     head = _head(section.title, section.text)
     try:
         table = section.compute(run)
-        figure = _figure(run, section, table)
     except Missing as reason:
         return f'{head}<p class="note">{html.escape(str(reason))}</p>'
     note = _note(table.attrs, len(table))
+    try:
+        figure = _figure(run, section, table)
+    except Missing as reason:
+        figure, note = "", f"{reason} {note}".rstrip()
     shown = _named(table.head(ROWS))
     rows = shown.to_html(index=False, float_format=lambda value: f"{value:.4g}", border=0, na_rep=NO_NUMBER)
     content = f'<div class="wide">{rows}</div>'

@@ -6,6 +6,7 @@ import html
 import json
 import re
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 from plotly.offline import get_plotlyjs
+from support.planted_effects import add_effects
 
 from twell.analysis import by_token, dead_mask, fired_csr, overview, plots
 from twell.analysis.claims.claim import scope
@@ -26,7 +28,7 @@ from twell.analysis.exports.documents.introduction import introduction
 from twell.analysis.exports.documents.notebook import PASSAGES, notebook
 from twell.analysis.exports.documents.passage_image import COLUMNS, _placed, svg
 from twell.analysis.exports.notebook import ShadedText, shaded_text
-from twell.analysis.exports.tables import SECTIONS
+from twell.analysis.exports.tables import ABLATIONS, SECTIONS
 from twell.analysis.passage import Scale
 from twell.analysis.shipped import findings_at_hand
 from twell.workbench.errors import Missing, UserError
@@ -172,7 +174,26 @@ def test_page_needs_nothing_else(run: Run, tmp_path: Path) -> None:
     verdict = html.escape(whole_claim(findings_at_hand(run), scope(run)).sentence)
     assert f'<p class="verdict">{verdict}</p>' in text and "cannot be told: " in verdict, "whole, as on page Findings"
     said = html.escape(introduction(run, overview(run)))
-    assert f'<h2 id="overview">Overview</h2><p>{said} Below, a row a layer.</p>' in text
+    opens = f'<h2 id="overview">Overview</h2><p>{said} Below, a row a layer.</p>'
+    assert f'{opens}<div class="wide"><div class="panels">' in text, "its panels scroll where they have no room"
+    numbered = [line.cliponaxis for line in plots.overview(run).select_traces({"mode": "markers+text"})]
+    assert numbered == [False], "the first layer's number stands above the panel"
+
+
+def test_what_was_ablated_has_sections_and_tables(made: ModuleType, tmp_path: Path) -> None:
+    run = add_effects(made.make(tmp_path / "ablated", sequences=10, timings=0))
+    (path,) = export(ExportOptions(run=run.path, format="html", out=tmp_path))
+    heads = re.findall("<h2 [^>]+>([^<]+)</h2>", path.read_text(encoding="utf-8"))
+    assert heads[-3:] == ["What matters", "Neurons by effect", "Findings"], "no budget was divided"
+    written = export(ExportOptions(run=run.path, out=tmp_path / "tables"))
+    assert {"effects", "neuron_effects"} <= {path.stem for path in written}
+
+
+def test_sections_are_called_as_on_the_dashboard() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in Path(str(files("twell.app"))).rglob("*.py"))
+    document_alone = {"Words", "Rank correlation", "Concentration", "Lorenz curve", "Unions"}
+    titles = {section.title for section in (*SECTIONS, *ABLATIONS)} - document_alone
+    assert [title for title in titles if f'"{title}"' not in pages] == []
 
 
 def test_text_of_tokens_is_no_markup(made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
