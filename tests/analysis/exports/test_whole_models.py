@@ -104,7 +104,7 @@ def test_the_section_names_its_run_model_and_layers(wide: Run, page: str) -> Non
     model = wide.manifest.model
     for fact in (f"`{wide.name}`", wide.manifest.device, f"{model['parameters']:,}", "28 layers of 2048 × 5632"):
         assert fact in section
-    assert "trained for a minute" in section and "--out paper-28x2048 --minutes 1\n" in str(ship.__doc__)
+    assert "trained for a minute" in section and "--out paper-28x2048 --minutes 1.2\n" in str(ship.__doc__)
     totals = {
         op: sum(
             row["value"]

@@ -71,7 +71,8 @@ def test_the_page_shows_the_whole_model_of_the_recorded_run(shown: AppTest) -> N
 
 
 def test_ratios_are_bold_where_the_turns_tell_and_the_caption_says_so(shown: AppTest) -> None:
-    table, measured = table_of(shown), figures(open_run(RECORDED / pages.WIDE))
+    wide = open_run(RECORDED / pages.WIDE)
+    table, measured = table_of(shown), figures(wide)
     told = []
     for number, row in enumerate(table.value.to_dict("records")):
         key = (row["case"], row["operation"])
@@ -82,7 +83,8 @@ def test_ratios_are_bold_where_the_turns_tell_and_the_caption_says_so(shown: App
     assert re.findall(r"row\d+_col\d+", cells) == told and len(told) == 10
     assert re.sub(r"\s", "", style) == "font-weight:bold}"
     html = markup(shown)
-    assert "Medians of 7 turns" in html and "NVIDIA H200, bfloat16, commit d59d78995a7f" in html
+    commit = wide.arrow("bench")["commit"][0].as_py()
+    assert "Medians of 7 turns" in html and f"NVIDIA H200, bfloat16, commit {commit}" in html
     assert "bold where the turns of the two sides do not overlap. Where they do" in html
     assert "The host sets its pace" in html
 
