@@ -2,7 +2,7 @@
 
 config.json, model.safetensors, tokenizer.json, …   the model, for plain transformers
 training.json       recipe, corpus, and once complete what was measured; `status` says which
-run.json, training/ the run: a row every `log_every` steps in its table `training`
+run.json, training/ the run: a row every `log_every` steps in its table `training`, more where the training is short
 README.md           the model card, written from these
 work/               checkpoint and token ids; removed when the training is complete
 """

@@ -80,7 +80,7 @@ class Recipe:
     checkpointing: bool = False  # keep a layer's input alone and compute it again, for less memory
     # bookkeeping
     seed: int = 0
-    log_every: int = 20  # steps a row of the log
+    log_every: int = 20  # steps a row of the log; fewer in a training that is short
     evaluations: int = 12  # held-out losses over the run
     bpe_megabytes: float = 20.0  # text that the tokenizer is trained on, spread over the training text
 
