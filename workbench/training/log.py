@@ -131,9 +131,8 @@ class Display:
         if self._recipe.minutes is not None:
             left = 60 * self._recipe.minutes - seconds
         text = f"step {step:,}{'' if total is None else f' of {total:,}'}"
-        text += (
-            "" if left is None else f" · about {max(0.0, left):,.0f} s left"
-        )  # first: a narrow terminal cuts the rest
+        if left is not None:  # before the rest, which a narrow terminal cuts
+            text += f" · about {max(0.0, left):,.0f} s left"
         text += f"{self._row} · {self._recipe.step_tokens / pace:,.0f} tokens/s"
         if self._bar is not None:
             self._bar.update(self._task, description=text, completed=step, total=total)
