@@ -76,7 +76,7 @@ def test_a_link_of_the_bar_opens_another_tab(watched: Any, how: dict[str, Any], 
     watched.open("/layers?run=made", "h1")
     with watched.page.context.expect_page() as opened:
         watched.page.locator(".st-key-nav").get_by_role("link", name=name, exact=True).click(**how)
-    opened.value.wait_for_url(f"**{path}?run=made")
+    opened.value.wait_for_url(f"**{path}?run=made", wait_until="commit")
     opened.value.close()
     assert "/layers?run=made" in watched.page.url
 
