@@ -6,10 +6,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pandas as pd
+import pytest
 
 from twell.analysis import ffn_speedup
 from twell.analysis.figures.labels import times
 from twell.analysis.figures.speed.bench import time_by_layer
+from twell.analysis.figures.speed import bench_beside
 from twell.analysis.figures.speed.bench_beside import beside_bench, beside_capture
 from twell.workbench.run.store import Run
 
@@ -43,3 +45,15 @@ def test_bench_and_capture_say_why_they_differ(run: Run, made: ModuleType, tmp_p
     assert (beside_capture(untimed), beside_bench(untimed)) == (alone, ""), "what a capture without timings has"
     reference = made.make(tmp_path / "oracle", sequences=10, parts=1, kernel="reference", bench=True)
     assert beside_capture(reference) == beside_bench(reference) == "", "no speedup is claimed from the reference"
+
+
+def test_without_timings_the_case_of_most_layers_speaks(
+    made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever number of rows it has."""
+    untimed = made.make(tmp_path / "untimed", layers=4, sequences=10, parts=1, bench=True, timings=0)
+    most, fewer = range(4), [0, 1]
+    cases = [(rows, layer) for rows, layers in ((64, fewer), (512, most), (4096, fewer)) for layer in layers]
+    frame = pd.DataFrame(cases, columns=["rows", "layer"]).assign(us=50.0, speedup=2.0, setting="one")
+    monkeypatch.setattr(bench_beside, "_own_cases", lambda _: frame)
+    assert bench_beside.bench_speedup(untimed) == (2.0, "all 4 layers at 512 rows a call")

@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +104,12 @@ def test_steps_are_small_on_a_cpu_unless_told_or_begun(
 def test_a_stopped_training_keeps_its_last_step(
     given: TrainOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    compare, compared = TrainingLoop.compare, []
+
+    def noted(self: TrainingLoop) -> Any:
+        compared.append(self.state.step)
+        return compare(self)
+
     def stopped_at_13(self: TrainingLoop) -> None:
         if self.state.step == 12:
             os.kill(os.getpid(), signal.SIGINT)
@@ -111,11 +118,13 @@ def test_a_stopped_training_keeps_its_last_step(
     given = dataclasses.replace(given, steps=130)
     whole = train(dataclasses.replace(given, out=tmp_path / "whole"))
     monkeypatch.setattr(TrainingLoop, "one_step", stopped_at_13)
+    monkeypatch.setattr(TrainingLoop, "compare", noted)
     with pytest.raises(KeyboardInterrupt):
         train(given)
     monkeypatch.undo()
     assert open_run(given.out).manifest.status == "interrupted"
     assert steps_of(given.out) == [6, 12, 13]
+    assert compared == [6, 12], "who stops a training waits for no measurement"
     assert "out was interrupted and keeps 13 steps: give the same command again to go on" in capsys.readouterr().err
     train(given)
     assert f"Continuing {given.out} from step 13." in capsys.readouterr().out
