@@ -10,8 +10,8 @@ import pytest
 
 from twell.analysis import ffn_speedup
 from twell.analysis.figures.labels import times
-from twell.analysis.figures.speed.bench import time_by_layer
 from twell.analysis.figures.speed import bench_beside
+from twell.analysis.figures.speed.bench import time_by_layer
 from twell.analysis.figures.speed.bench_beside import beside_bench, beside_capture
 from twell.workbench.run.store import Run
 
