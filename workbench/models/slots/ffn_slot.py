@@ -10,7 +10,7 @@ until the FFN runs densely again or is given back.
 torch.compile sees one opaque op for each FFN, so that a model stays one graph, and recompiles when `forward` is covered
 and uncovered.
 
-Cost: 2 µs a call; a copy of w_down for each layer, where the kernel wants it by neuron.
+Cost: a few µs a call; a copy of w_down for each layer, where the kernel wants it by neuron.
 """
 
 from __future__ import annotations
