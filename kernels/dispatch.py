@@ -18,7 +18,7 @@ from torch import Tensor
 from twell.kernels.backends import cpu, cuda, hopper, reference
 from twell.kernels.layout import TwELL
 from twell.kernels.params import NO_REQUIREMENTS, FFNParams, Requirements, not_sparse
-from twell.kernels.stats import Stats
+from twell.kernels.stats import RunAgain, Stats
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Kernel:
     reason: str
     lacks: Callable[[Requirements | FFNParams], str | None] = lambda _: None
     down_by_neuron: bool = False
-    prepare: Callable[[FFNParams], Callable[[Tensor], tuple[Tensor, Stats]] | None] = lambda _: None
+    prepare: Callable[[FFNParams], RunAgain | None] = lambda _: None
     stage_runs: Callable[[FFNParams, TwELL | None], dict[str, Callable[[], Any]]] | None = None
 
 
@@ -113,7 +113,7 @@ def run(params: FFNParams, kernel: str) -> tuple[Tensor, Stats]:
         raise
 
 
-def prepare(params: FFNParams, kernel: str) -> Callable[[Tensor], tuple[Tensor, Stats]] | None:
+def prepare(params: FFNParams, kernel: str) -> RunAgain | None:
     """Return what runs a call that `run` has taken again, on another x of the same shape, in less time on the host.
 
     None where nothing does, and for calls that count more than nnz. kernel: as in `choose`

@@ -151,16 +151,19 @@ class SparseFFN(nn.Module):
         """Return y [..., d_model] for x [..., d_model]; the probe's callback gets the Stats."""
         if self.runs_dense:
             return self.dense(x)
-        x = x.contiguous()
-        if self.probe.before is not None:
-            self.probe.before(self.layer)
+        x, probe = x.contiguous(), self.probe
+        if probe.before is not None:
+            probe.before(self.layer)
         prepared = None if torch.compiler.is_compiling() else self._prepared.get(x.shape)
         if prepared is not None and prepared.fits(self, x):
-            y, stats = prepared.run(x)
+            y, nnz, finite = prepared.run(x)
+            if probe.on_stats is None:
+                return y
+            stats = Stats(nnz, finite)
         else:
             y, stats = self._run(self._params(x))
-        if self.probe.on_stats is not None:
-            self.probe.on_stats(self.layer, x.view(-1, x.shape[-1]), stats)
+        if probe.on_stats is not None:
+            probe.on_stats(self.layer, x if x.dim() == 2 else x.view(-1, x.shape[-1]), stats)
         return y
 
     def _run(self, params: FFNParams) -> tuple[Tensor, Stats]:

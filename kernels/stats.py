@@ -166,4 +166,5 @@ class Stats:
         return replace(self, **taken)
 
 
+RunAgain = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # a prepared call on x: y, and nnz and finite of its Stats
 _STATS: tuple[tuple[str, str], ...] = tuple((item.name, item.metadata["joined"]) for item in fields(Stats))

@@ -35,7 +35,7 @@ from twell.kernels.backends.gpu import Stage
 from twell.kernels.backends.hopper_libraries import library, loaded_op
 from twell.kernels.layout import Layout, TwELL, number_spilled, pack, tile_view, unpack
 from twell.kernels.params import NO_REQUIREMENTS, FFNParams, Requirements, not_sparse
-from twell.kernels.stats import Stats
+from twell.kernels.stats import RunAgain, Stats
 
 LAYOUT = Layout(tile=256, compression=8)  # what the gate product emits
 BLOCK, PANEL = 128, 64  # rows that share a union; columns of a hidden panel
@@ -229,27 +229,27 @@ def run(params: FFNParams) -> tuple[Tensor, Stats]:
     return y, stats
 
 
-def prepare(params: FFNParams) -> Callable[[Tensor], tuple[Tensor, Stats]] | None:
+def prepare(params: FFNParams) -> RunAgain | None:
     """Return a function that runs checked parameters, which count nnz at most, again on another x [..., d_model] of the
-    same shape; None for calls in several passes, and for a ReLU on both branches.
+    same shape: y, nnz and what is finite. None for calls in several passes, for a ReLU on both branches, and where the
+    weights do not lie as the kernels read them.
 
-    It is one op, which makes workspace and results, where a call spends its time on the host.
+    It is one op of two arguments, which makes workspace and results, where a call spends its time on the host.
     """
-    (d_ff, d_model), n = params.w_gate.shape, params.n
-    planned = plans(params, n)
-    if params.up_relu or len(list(_passes(n, d_ff))) > 1:
+    d_ff, n = params.w_gate.shape[0], params.n
+    weights = params.w_gate, params.w_up, params.w_down
+    if params.up_relu or params.w_down.stride(0) != 1 or any(w is not None and w.data_ptr() % 16 for w in weights):
         return None
+    if len(list(_passes(n, d_ff))) > 1:
+        return None
+    planned = plans(params, n)
     laid_out = regions(n, d_ff, params.x.dtype, planned)
-    offsets, nbytes, counts, flat = laid_out.offsets, laid_out.nbytes, params.probes == "counts", params.x.dim() == 2
-    op = getattr(torch.ops.twell, f"{loaded_op(params.activation == 'relu2', params.up_relu)}_few").default
-    weights = params.w_gate, params.w_up, params.w_down, params.b_gate, params.b_up, params.b_down
-
-    def run_again(x: Tensor) -> tuple[Tensor, Stats]:
-        rows = x if flat else x.view(n, d_model)
-        y, finite, nnz = op(rows, *weights, offsets, nbytes, counts, planned)
-        return y if flat else y.view(x.shape), Stats(nnz, finite)
-
-    return run_again
+    name = loaded_op(params.activation == "relu2", params.up_relu)
+    begin, again = (getattr(torch.ops.twell, f"{name}_{part}").default for part in ("prepare", "again"))
+    biases = params.b_gate, params.b_up, params.b_down
+    counts = params.probes == "counts"
+    call = begin(params.x, *weights, *biases, laid_out.offsets, laid_out.nbytes, n, counts, planned)
+    return lambda x: again(x, call)  # type: ignore[no-any-return]
 
 
 def launch(

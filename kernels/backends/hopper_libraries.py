@@ -9,10 +9,6 @@ changes are compiled once for all of them.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from twell.kernels import build
 from twell.kernels.build import Library, Source
@@ -28,12 +24,6 @@ SOURCES = {  # and the flags that each depends on
     "mid_rows/launch": (RELU2, UP_RELU),
     "probes/probes": (),
 }
-
-
-def _few_results(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the op of few rows returns, unwritten: y, finite and nnz."""
-    counted = len(x) if arguments[-2] else 0
-    return torch.empty_like(x), x.new_empty(len(x), dtype=torch.bool), x.new_empty(counted, dtype=torch.int32)
 
 
 @cache
@@ -57,7 +47,7 @@ def library(relu2: bool = False, up_relu: bool = False) -> Library:
         headers=("common/*", "hopper/**/*.cuh", "hopper/**/*.h"),
         seconds=15,
         cuda=True,
-        fakes=((f"twell::{name}_ffn", lambda *_: None), (f"twell::{name}_ffn_few", _few_results)),
+        fakes=((f"twell::{name}_ffn", lambda *_: None),),
     )
 
 

@@ -10,6 +10,7 @@
 
 #include <cuda_runtime.h>
 
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "common/arguments.h"
+#include "common/device.h"
 #include "common/probes.h"
 #include "common/stages.h"
 
@@ -51,6 +53,15 @@ inline Tensor by_neuron(const Tensor& w_down) {
   return aligned(w_down.stride(0) == 1 ? w_down : torch::stable::contiguous(torch::stable::transpose(w_down, 0, 1)));
 }
 
+// Points each buffer to its place in a workspace. offsets: of all of them, in bytes
+template <typename Place, typename... Value>
+void point(char* memory, const Place& offsets, Value*&... buffers) {
+  if (std::size(offsets) != sizeof...(Value))
+    throw std::runtime_error("offsets: expected " + std::to_string(sizeof...(Value)) + ", got " + std::to_string(std::size(offsets)));
+  auto offset = std::begin(offsets);
+  ((buffers = reinterpret_cast<Value*>(memory + *offset++)), ...);
+}
+
 // One allocation, and where in it each buffer begins.
 struct WorkspaceTensor {
   using Fields = Types<Tensor, Offsets>;
@@ -60,11 +71,21 @@ struct WorkspaceTensor {
   // Points each buffer to its place in the workspace, in the order of `offsets`.
   template <typename... Value>
   void point(Value*&... buffers) const {
-    if (offsets.size() != sizeof...(Value))
-      throw std::runtime_error("offsets: expected " + std::to_string(sizeof...(Value)) + ", got " + std::to_string(offsets.size()));
-    auto offset = offsets.begin();
-    ((buffers = reinterpret_cast<Value*>(as<char>(memory, *offset++))), ...);
+    twell::point(as<char>(memory), offsets, buffers...);
   }
+};
+
+// Makes a tensor's device the current one for as long as it lives, if it is not.
+class OnDeviceOf {
+ public:
+  explicit OnDeviceOf(const Tensor& tensor) {
+    int current;
+    check(cudaGetDevice(&current), "device");
+    if (tensor.get_device_index() != current) guard_.emplace(tensor.get_device_index());
+  }
+
+ private:
+  std::optional<DeviceGuard> guard_;
 };
 
 inline cudaStream_t stream_of(const Tensor& tensor) {
@@ -95,6 +116,19 @@ Tensor unwritten(const Tensor& like, const int64_t (&sizes)[N], int32_t type) {
   return Tensor(tensor);
 }
 
+// The same, of another's shape, strides and type.
+inline Tensor unwritten(const Tensor& like) {
+  int64_t *sizes, *strides;
+  int32_t type, device;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(like.get(), &sizes));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(like.get(), &strides));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  AtenTensorHandle tensor;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(like.dim(), sizes, strides, type, device, like.get_device_index(), &tensor));
+  return Tensor(tensor);
+}
+
 // The tensors of an FFN, as its callers hold them. In the schema: TWELL_FFN_SCHEMA.
 struct FfnTensors {
   using Fields = Types<Tensor, Tensor, Maybe, Tensor, Maybe, Maybe, Maybe>;
@@ -112,10 +146,17 @@ struct FfnTensors {
   // Writes sizes and addresses into a family's own struct; `rows` of x and y from `row` on.
   template <typename Ffn>
   void put_into(Ffn& f, const Tensor& y, const Tensor& finite, int64_t row, int64_t rows) const {
-    f.rows = rows, f.d_model = w_gate.size(1), f.d_ff = w_gate.size(0);
-    f.x = as<uint16_t>(x, row * f.d_model), f.w_gate = address(w_gate), f.w_up = address(w_up), f.w_down = address(w_down);
-    f.b_gate = address(b_gate), f.b_up = address(b_up), f.b_down = address(b_down);
+    put_weights_into(f);
+    f.rows = rows, f.x = as<uint16_t>(x, row * f.d_model);
     f.y = as<uint16_t>(y, row * f.d_model), f.finite = as<uint8_t>(finite, row);
+  }
+
+  // The same of the weights alone.
+  template <typename Ffn>
+  void put_weights_into(Ffn& f) const {
+    f.d_model = w_gate.size(1), f.d_ff = w_gate.size(0);
+    f.w_gate = address(w_gate), f.w_up = address(w_up), f.w_down = address(w_down);
+    f.b_gate = address(b_gate), f.b_up = address(b_up), f.b_down = address(b_down);
   }
 };
 #define TWELL_FFN_SCHEMA "Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? b_gate, Tensor? b_up, Tensor? b_down, "

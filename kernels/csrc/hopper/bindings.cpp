@@ -1,4 +1,8 @@
 // The launches as torch ops. The host checks are in kernels/params.py and kernels/backends/hopper.py.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
 #include "common/bindings.h"
 #include "common/device.h"
 #include "hopper/dispatch.h"
@@ -48,23 +52,37 @@ struct Arguments {
   CountTensors counts;
 };
 
-// The launches' parameters. `tensors` must outlive them.
-Ffn ffn_of(const Arguments& a, const FfnTensors& tensors) {
+// The parameters that a call's shape and weights set: all but the rows that it reads, and what it writes.
+Ffn shape_of(const FfnTensors& tensors, int64_t rows, bool planned, StageSet stages) {
   using namespace twell::hopper;
   Ffn f{};
-  tensors.put_into(f, a.y, a.finite, a.row, a.rows);
-  f.planned = a.planned;
+  tensors.put_weights_into(f);
+  f.rows = rows, f.planned = planned;
   f.tiles = (f.d_ff + kTile - 1) / kTile;
   f.panels = (f.d_ff + kPanelColumns - 1) / kPanelColumns;
   f.blocks = (f.rows + kBlockRows - 1) / kBlockRows;
-  a.workspace.point(f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes, f.hidden, f.tasks, f.parts,
-                    f.part_ready);
+  choose_rows16(f, {stages.has(Stage::kLeaveDense), stages.has(Stage::kNextWave), stages.has(Stage::kWideGroups)}, multiprocessors());
+  return f;
+}
+
+// Points the buffers to their places in a workspace. offsets: in bytes; used: whether used products are counted
+template <typename Place>
+void place(Ffn& f, char* memory, const Place& offsets, StageSet stages, bool used) {
+  using namespace twell::hopper;
+  point(memory, offsets, f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes, f.hidden, f.tasks, f.parts,
+        f.part_ready);
   if (f.w_up != nullptr && f.blocks <= kDenseTileBlocks) f.dense_tiles = reinterpret_cast<int*>(f.row_sums + f.rows + 1);
+  f.continues_with_up = f.dense_tiles != nullptr && stages.has(Stage::kUp) && !used;
+}
+
+// The launches' parameters. `tensors` must outlive them.
+Ffn ffn_of(const Arguments& a, const FfnTensors& tensors) {
   const StageSet stages{a.stages};
+  Ffn f = shape_of(tensors, a.rows, a.planned, stages);
+  tensors.put_into(f, a.y, a.finite, a.row, a.rows);
   f.added = as<uint16_t>(a.added, a.row * f.d_model);
   f.nnz = as<int>(a.counts.nnz, a.row), f.nnz_used = as<int>(a.nnz_used, a.row);
-  f.continues_with_up = f.dense_tiles != nullptr && stages.has(Stage::kUp) && f.nnz_used == nullptr;
-  choose_rows16(f, {stages.has(Stage::kLeaveDense), stages.has(Stage::kNextWave), stages.has(Stage::kWideGroups)}, multiprocessors());
+  place(f, as<char>(a.workspace.memory), a.workspace.offsets, stages, f.nnz_used != nullptr);
   return f;
 }
 
@@ -89,38 +107,69 @@ void launch_planned(const Ffn& f, StageSet stages, cudaStream_t stream) {
   if (stages.has(Stage::kDown)) launch_down<T>(f, stream);
 }
 
+template <typename T>
+void launch(const Ffn& f, StageSet stages, cudaStream_t stream) {
+  f.planned ? launch_planned<T>(f, stages, stream) : launch_without_plan<T>(f, stages, stream);
+}
+
 void ffn(Arguments a) {
-  const DeviceGuard guard(a.tensors.x.get_device_index());
+  const OnDeviceOf there(a.tensors.x);
   const FfnTensors tensors = a.tensors.readable();
   a.added = aligned(a.added);
   const Ffn f = ffn_of(a, tensors);
   const StageSet stages{a.stages};
   const cudaStream_t stream = stream_of(tensors.x);
   by_type(tensors.x, [&]<typename T>() {
-    if (f.planned)
-      launch_planned<T>(f, stages, stream);
-    else
-      launch_without_plan<T>(f, stages, stream);
+    launch<T>(f, stages, stream);
     if (stages.has(Stage::kDown) && f.nnz_used != nullptr) twell::hopper::launch_clear_used<T>(f, stream);
     if (stages.has(Stage::kCounts)) twell::hopper::launch_counts<T>(f, a.counts.from(a.row), stream);
   });
 }
 
-// A call in one pass that makes its results and its workspace itself: one op in place of five, for callers whose time is
-// the host's. x: [rows, d_model]; bytes: of the workspace. Returns y, finite and nnz.
-std::tuple<Tensor, Tensor, Tensor> few_ffn(Tensor x, Tensor w_gate, Maybe w_up, Tensor w_down, Maybe b_gate, Maybe b_up, Maybe b_down,
-                                           Offsets offsets, int64_t bytes, bool counts, bool planned) {
-  const int64_t rows = x.size(0);
-  int32_t type;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &type));
-  Tensor y = unwritten(x, {rows, x.size(1)}, type), finite = unwritten(x, {rows}, aoti_torch_dtype_bool());
-  Tensor nnz = unwritten(x, {counts ? rows : 0}, aoti_torch_dtype_int32()), memory = unwritten(x, {bytes}, aoti_torch_dtype_uint8());
-  CountTensors of_rows{};
-  if (counts) of_rows.nnz = nnz;
-  int64_t stages = static_cast<int64_t>(Stage::kGate) | static_cast<int64_t>(Stage::kUp) | static_cast<int64_t>(Stage::kDown);
-  if (planned) stages |= static_cast<int64_t>(Stage::kPlan);
-  ffn({{x, w_gate, w_up, w_down, b_gate, b_up, b_down}, {memory, offsets}, y, finite, {}, {}, 0, rows, planned, stages, of_rows});
-  return {y, finite, nnz};
+// What is known of a call in one pass before its rows come, so that the like of it can be run again: the host's time counts where that is used.
+struct Prepared {
+  Ffn f;                        // but the rows, the results and the workspace
+  std::array<int64_t, 13> offsets;  // of the buffers in the workspace, and its bytes
+  int64_t bytes, stages;
+  bool counts;  // whether rows have an nnz
+};
+
+// Returns a Prepared as a tensor of bytes on the host, in which the weights are addresses. x: rows like those to come; the weights as the
+// kernels read them, w_down by neuron.
+Tensor prepare(Tensor x, Tensor w_gate, Maybe w_up, Tensor w_down, Maybe b_gate, Maybe b_up, Maybe b_down, Offsets offsets, int64_t bytes, int64_t rows,
+               bool counts, bool planned) {
+  const OnDeviceOf there(x);
+  const FfnTensors tensors{x, w_gate, w_up, w_down, b_gate, b_up, b_down};
+  Prepared call{};
+  if (offsets.size() != call.offsets.size()) throw std::runtime_error("offsets: expected 13, got " + std::to_string(offsets.size()));
+  std::copy(offsets.begin(), offsets.end(), call.offsets.begin());
+  call.bytes = bytes, call.counts = counts;
+  call.stages = static_cast<int64_t>(Stage::kGate) | static_cast<int64_t>(Stage::kUp) | static_cast<int64_t>(Stage::kDown);
+  if (planned) call.stages |= static_cast<int64_t>(Stage::kPlan);
+  call.f = shape_of(tensors, rows, planned, {call.stages});
+  const int64_t size = sizeof(Prepared), stride = 1;
+  AtenTensorHandle made;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), aoti_torch_device_type_cpu(), 0, &made));
+  const Tensor prepared(made);
+  std::memcpy(address(prepared), &call, sizeof call);
+  return prepared;
+}
+
+// Runs such a call on x, contiguous, and returns y, nnz and finite.
+std::tuple<Tensor, Tensor, Tensor> again(Tensor x, Tensor prepared) {
+  if (prepared.numel() != sizeof(Prepared)) throw std::runtime_error("prepared: expected what the op _prepare returns");
+  const Prepared& call = *as<const Prepared>(prepared);
+  const int64_t rows = call.f.rows;
+  x = aligned(x);
+  const OnDeviceOf there(x);
+  const Tensor y = unwritten(x), finite = unwritten(x, {rows}, aoti_torch_dtype_bool());
+  const Tensor nnz = unwritten(x, {call.counts ? rows : 0}, aoti_torch_dtype_int32()), memory = unwritten(x, {call.bytes}, aoti_torch_dtype_uint8());
+  Ffn f = call.f;
+  f.x = address(x), f.y = address(y), f.finite = as<uint8_t>(finite);
+  if (call.counts) f.nnz = as<int>(nnz);
+  place(f, as<char>(memory), call.offsets, {call.stages}, false);
+  by_type(x, [&]<typename T>() { launch<T>(f, {call.stages}, stream_of(x)); });
+  return {y, nnz, finite};
 }
 
 }  // namespace
@@ -129,10 +178,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(TWELL_OP "(" TWELL_FFN_SCHEMA
         "Tensor(a!) workspace, SymInt[] offsets, Tensor(b!) y, Tensor(c!) finite, Tensor(d!)? nnz_used, Tensor? added, SymInt row, SymInt rows, "
         "bool planned, int stages, " TWELL_COUNTS_SCHEMA ") -> ()");
-  m.def(TWELL_OP "_few(" TWELL_FFN_SCHEMA "SymInt[] offsets, SymInt bytes, bool counts, bool planned) -> (Tensor, Tensor, Tensor)");
+  m.def(TWELL_OP "_prepare(" TWELL_FFN_SCHEMA "SymInt[] offsets, SymInt bytes, SymInt rows, bool counts, bool planned) -> Tensor");
+  m.def(TWELL_OP "_again(Tensor x, Tensor prepared) -> (Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {
   m.impl(TWELL_OP, TORCH_BOX((&ByPosition<ffn, Arguments>::call)));
-  m.impl(TWELL_OP "_few", TORCH_BOX(&few_ffn));
+  m.impl(TWELL_OP "_prepare", TORCH_BOX(&prepare));
+  m.impl(TWELL_OP "_again", TORCH_BOX(&again));
 }

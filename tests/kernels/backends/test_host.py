@@ -100,12 +100,22 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(
     def op(*arguments: Any) -> None:
         given.append(arguments)
 
-    def few(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        given.append((x, *arguments))
-        return x, x, x
+    def begin(*arguments: Any) -> Tensor:
+        given.append(arguments)
+        return prepared
 
+    def again(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        given.append(arguments)
+        return arguments[0], arguments[0], arguments[0]
+
+    prepared = torch.zeros(0)
+    ops = SimpleNamespace(
+        hopper_ffn=op,
+        hopper_ffn_prepare=SimpleNamespace(default=begin),
+        hopper_ffn_again=SimpleNamespace(default=again),
+    )
     monkeypatch.setattr(hopper, "loaded_op", lambda *_: "hopper_ffn")
-    monkeypatch.setattr(torch.ops, "twell", SimpleNamespace(hopper_ffn=op, hopper_ffn_few=SimpleNamespace(default=few)))
+    monkeypatch.setattr(torch.ops, "twell", ops)
     kernels = {"hopper": Kernel(hopper.run, lambda *_: None, "a test", down_by_neuron=True, prepare=hopper.prepare)}
     monkeypatch.setattr("twell.kernels.dispatch.KERNELS", kernels)
     monkeypatch.setattr("twell.kernels.modules.KERNELS", kernels)
@@ -116,17 +126,15 @@ def test_a_call_makes_four_tensors_and_asks_for_nothing_else(
         y = module(x)
     assert y.shape == x.shape
     assert sorted(seen.names) == ["empty"] * 4
-    (arguments,) = given
+    arguments, begun = given
     assert len(arguments) == 18, "what is not asked for is not handed over"
     assert arguments[9] is y and arguments[1] is module.w_gate
     assert (arguments[-1] is None) == (probes == "none")
+    assert begun[:7] == arguments[:7] and begun[7] == arguments[8]
+    assert begun[8:] == (arguments[7].nbytes, 5, probes == "counts", planned)
     with torch.inference_mode(), Seen() as seen:
-        again = module(x)  # one op that makes all four
-    assert again.shape == x.shape and seen.names == ["view", "view"]
-    rows, *weights, offsets, nbytes, counts, with_plan = given[1]
-    assert rows.shape == (5, 64) and rows.data_ptr() == x.data_ptr()
-    assert weights == list(given[0][1:7]) and offsets == given[0][8]
-    assert (nbytes, counts, with_plan) == (given[0][7].nbytes, probes == "counts", planned)
+        again_y = module(x)  # one op that makes all four
+    assert seen.names == [] and given[2] == (x, prepared) and again_y is x
 
 
 def test_plain_calls_have_a_plan_where_they_need_words_or_neurons_are_very_many() -> None:
@@ -145,13 +153,27 @@ def test_plain_calls_have_a_plan_where_they_need_words_or_neurons_are_very_many(
 def test_calls_in_several_passes_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass has a workspace of its own."""
     monkeypatch.setattr(hopper, "loaded_op", lambda *_: "hopper_ffn")
-    monkeypatch.setattr(torch.ops, "twell", SimpleNamespace(hopper_ffn_few=SimpleNamespace(default=None)))
+    either = SimpleNamespace(default=lambda *_: torch.zeros(0))
+    monkeypatch.setattr(torch.ops, "twell", SimpleNamespace(hopper_ffn_prepare=either, hopper_ffn_again=either))
     weight = torch.zeros(5632, 64, dtype=BF16)
     params = FFNParams(torch.zeros(5000, 64, dtype=BF16), weight, weight, weight.t())
     assert hopper.prepare(params) is not None
     monkeypatch.setattr(gpu, "MAX_WORKSPACE", 4000 * 5632 * 37 // 8)
     assert hopper.prepare(params) is None
     assert hopper.prepare(replace(params, w_up=None)) is None
+
+
+def test_weights_that_the_kernels_would_copy_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prepared call keeps addresses alone."""
+    monkeypatch.setattr(hopper, "loaded_op", lambda *_: "hopper_ffn")
+    either = SimpleNamespace(default=lambda *_: torch.zeros(0))
+    monkeypatch.setattr(torch.ops, "twell", SimpleNamespace(hopper_ffn_prepare=either, hopper_ffn_again=either))
+    weight, odd = torch.zeros(264, 64, dtype=BF16), torch.zeros(264 * 64 + 1, dtype=BF16)[1:].view(264, 64)
+    params = FFNParams(torch.zeros(5, 64, dtype=BF16), weight, weight, weight.t())
+    assert hopper.prepare(params) is not None and hopper.prepare(replace(params, w_up=None)) is not None
+    assert hopper.prepare(replace(params, w_down=weight.t().contiguous())) is None
+    for name, tensor in (("w_gate", odd), ("w_up", odd), ("w_down", odd.t())):
+        assert hopper.prepare(replace(params, **{name: tensor})) is None, name
 
 
 @pytest.mark.gpu

@@ -18,7 +18,7 @@ from twell.kernels.dispatch import KERNELS
 from twell.kernels.layout import Layout
 from twell.kernels.modules import PREPARED, Probe, SparseFFN
 from twell.kernels.params import FFNParams
-from twell.kernels.stats import Stats
+from twell.kernels.stats import RunAgain, Stats
 
 Prepare = Callable[[FFNParams], Any]
 
@@ -33,10 +33,11 @@ class Counted:
         self.full += 1
         return reference.run(params)
 
-    def prepare(self, params: FFNParams) -> Callable[[Tensor], tuple[Tensor, Stats]]:
-        def run_again(x: Tensor) -> tuple[Tensor, Stats]:
+    def prepare(self, params: FFNParams) -> RunAgain:
+        def run_again(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             self.again += 1
-            return reference.run(replace(params, x=x))
+            y, stats = reference.run(replace(params, x=x))
+            return y, stats.nnz, stats.finite
 
         return run_again
 
@@ -117,6 +118,19 @@ def test_what_a_gradient_is_asked_of_is_refused_in_every_call(counted: Counted, 
     module.w_up.requires_grad_(True)  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="w_up: expected no gradient"):
         module(x)
+
+
+def test_what_follows_no_gradient_is_prepared_whatever_asks_for_one(counted: Counted, module: SparseFFN) -> None:
+    x = torch.randn(3, 16)
+    assert [counted.calls(module, x) for _ in range(2)] == [FULL, AGAIN]
+    module.w_up.requires_grad_(True)  # type: ignore[union-attr]
+    assert counted.calls(module, x) == AGAIN  # it runs without gradients
+
+
+def test_a_tensor_of_another_kind_is_checked(counted: Counted, module: SparseFFN) -> None:
+    x = torch.randn(3, 16)
+    assert [counted.calls(module, x) for _ in range(2)] == [FULL, AGAIN]
+    assert counted.calls(module, torch.nn.Parameter(x, requires_grad=False)) == FULL
 
 
 def test_copies_prepare_their_own(counted: Counted, module: SparseFFN) -> None:

@@ -217,18 +217,20 @@ def test_a_prepared_call_gives_the_same_bits(n: int, gated: bool, probes: str) -
     assert run_again is not None
     for _ in range(2):
         poison()
-        again, of_again = run_again(one.x)
-        assert again.equal(y) and of_again.finite.equal(stats.finite)
-        assert of_again.nnz.equal(stats.nnz) and len(of_again.nnz) == (n if probes == "counts" else 0)
+        again, nnz, finite = run_again(one.x)
+        assert again.equal(y) and finite.equal(stats.finite)
+        assert nnz.equal(stats.nnz) and len(nnz) == (n if probes == "counts" else 0)
+    odd = torch.empty(one.x.numel() + 1, dtype=one.x.dtype, device=CUDA)[1:].view(one.x.shape).copy_(one.x)
+    assert odd.data_ptr() % 16 and run_again(odd)[0].equal(y)
     deep = one.x.view(1, n, -1)
     run_deep = hopper.prepare(replace(one, x=deep))
     assert run_deep is not None and run_deep(deep)[0].equal(y.view(1, n, -1))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        graphed, of_graph = run_again(one.x)
+        graphed, nnz, _ = run_again(one.x)
     graphed.fill_(float("nan"))
     graph.replay()
-    assert graphed.equal(y) and of_graph.nnz.equal(stats.nnz)
+    assert graphed.equal(y) and nnz.equal(stats.nnz)
 
 
 @pytest.mark.gpu
@@ -285,7 +287,10 @@ def test_wide_groups_of_every_density_side_by_side(n: int, d_ff: int) -> None:
 
 
 @pytest.mark.gpu
-def test_more_than_nnz_is_not_prepared() -> None:
+def test_what_is_not_prepared() -> None:
+    one = make(8, 200, 1016, 0)
+    with pytest.raises(RuntimeError, match="prepared: expected what the op _prepare returns"):
+        torch.ops.twell.hopper_ffn_again(one.x, torch.zeros(8, dtype=torch.uint8))
     one = make(8, 200, 1016, 0, probes="counts", layout=None, want_packed=False)
     assert prepare(one, "hopper") is not None
     assert prepare(replace(one, want_packed=True), "hopper") is None
