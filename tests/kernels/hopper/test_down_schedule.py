@@ -32,9 +32,13 @@ def test_tasks_of_the_down_product_cut_anywhere(n: int, d_model: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("n", "d_model"), [(8448, 1000), (9000, 1032), (9000, 1800), (17000, 1544)])
+@pytest.mark.parametrize(
+    ("n", "d_model"),
+    [*product([2049, 2176], [8, 264, 520, 1032]), (2400, 2048), (8448, 1000), (9000, 1032), (9000, 1800), (17000, 1544)],
+)
 def test_tasks_alike_of_which_whole_ones_go_first(n: int, d_model: int) -> None:
-    """Of all neurons, more than two to a multiprocessor; those that are shared begin in a block or with one."""
+    """Of all neurons, from few to more than two to a multiprocessor; those that are shared begin in a block or with
+    one. Of an odd number of blocks the last has outputs in pairs, and of an odd number of these the last has none."""
     for d_ff in (328, 1016):
         call = make(n, d_model, d_ff, 4 * int(d_model**0.5), probes="none", layout=None, want_packed=False)
         call.x[:, 0] = -2

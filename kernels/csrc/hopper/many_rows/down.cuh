@@ -25,8 +25,8 @@ struct DownPiece {
   int looked_up;
   __device__ __forceinline__ DownPiece(const Ffn& f, const Shares& shares, int i, int at) {
     const Piece piece = shares.piece(i);
-    const bool exists = piece.block < f.blocks;  // else the cluster's other CTA has the last block
-    block = uniform(exists ? piece.block : f.blocks - 1), n0 = uniform(piece.outputs) * kTileN, first = 0,
+    const bool exists = piece.outputs * kTileN < f.d_model;  // else the cluster's other CTA has the last outputs
+    block = uniform(piece.block), n0 = uniform(piece.outputs) * kTileN, first = 0,
     signed_size = uniform(shares.signed_size(f, block));
     // If the piece begins its task, nothing here waits for the size.
     if (const int upto = uniform(piece.upto); upto != Piece::kAll) first = steps() - upto;
@@ -126,10 +126,10 @@ __device__ __forceinline__ void add_part(float (&d)[128], Shared& s, Ring& ring,
   }
 }
 
-// Fills the ring with a task's steps if it takes every neuron, from `turned` steps further on and round; of two
-// CTAs that take it together, each half of the weights for both. By a warp.
+// Fills the ring with a task's steps if it takes every neuron, from `turned` steps further on and round. shared: for two CTAs
+// that take the same outputs, half of the weights for both. By a warp.
 __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& f, Shared& s, Ring ring,
-                                           const DownPiece& task, int turned, bool paired, int lane) {
+                                           const DownPiece& task, int turned, bool shared, int lane) {
   constexpr int kColumns = 64;  // of a box of W
   const int half = cluster_rank() * (kTileN / kDownCluster);
 #pragma unroll 1
@@ -143,7 +143,7 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& 
       bulk_load(s.a[ring.stage], hidden_panel(f, task.block, step), kPanelBytes, full);
 #pragma unroll
       for (int n = 0; n < kTileN; n += kColumns)
-        if (!paired)
+        if (!shared)
           tma_load_2d(s.b[ring.stage] + n * (kTileK * 2), &w_map, full, task.n0 + n, step * kTileK);
         else if (n < kTileN / kDownCluster)
           tma_load_2d_multicast(s.b[ring.stage] + (half + n) * (kTileK * 2), &w_map, full, task.n0 + half + n, step * kTileK, (1 << kDownCluster) - 1);
@@ -161,7 +161,7 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
   int turned = 0;  // a whole task after a first piece begins where that has ended, so that CTAs stay at the same steps
   each_down_piece(f, shares, place, [&](const DownPiece& task) {
     if (task.size() == f.d_ff) {  // the copy engine fetches all of it; one warp issues the copies
-      if (warp == 0) load_steps(w_map, f, s, ring.of_warp(), task, task.is_whole() ? turned : 0, shares.paired(), lane);
+      if (warp == 0) load_steps(w_map, f, s, ring.of_warp(), task, task.is_whole() ? turned : 0, shares.paired() && !shares.apart(task.block), lane);
       if (task.left_to_other()) turned = task.end;
       ring.skip(task.end - task.first);
       named_sync<kProducers>(kProducerBarrier);  // no thread waits for a stage that was freed once before

@@ -15,7 +15,8 @@
 // same time.
 //
 // If all blocks run dense, a cluster of two CTAs takes two blocks for the same outputs, each CTA a block, and each fetches half of the
-// weights for both: without that they wait for the L2. All of the above then goes by pairs of blocks and clusters.
+// weights for both: without that they wait for the L2. All of the above then goes by pairs of blocks and clusters. Of an odd number of blocks
+// the last has no other: its tasks come last, and in each the cluster's CTAs take outputs of their own.
 //
 // Example: three CTAs; three blocks with one task each (d_model 256), whose unions take 10, 6 and 26 steps. Each task
 // counts kTaskSteps more: 14, 10 and 30 are 54 in all, and an equal share is 18.
@@ -91,8 +92,11 @@ class Shares {
       if (threadIdx.x == 0) m_.before[blocks_] = sum, m_.alike = least == most ? most : 0, m_.dense = dense;
     }
     __syncthreads();
-    if (m_.dense) paired_ = true, blocks_ = (blocks_ + kDownCluster - 1) / kDownCluster, tasks_ = blocks_ * outputs_;
-    if (m_.alike > 0) rounds_ = max(tasks_ / ctas() - 1, 0);
+    if (m_.dense) {
+      const int single = blocks_ % kDownCluster;
+      paired_ = true, blocks_ /= kDownCluster, tasks_ = blocks_ * outputs_ + single * ((outputs_ + 1) / kDownCluster);
+    }
+    if (m_.alike > 0) rounds_ = max(min(tasks_ / ctas() - 1, blocks_ * outputs_ / ctas()), 0);
     // A lane for each share; a warp's last share is the next warp's first, so that every lane but the last has the next
     // share in its neighbour.
     const int lane = threadIdx.x % 32, share = threadIdx.x / 32 * 31 + lane, equal_share = total() / ctas();
@@ -110,7 +114,9 @@ class Shares {
   __device__ __forceinline__ int cta() const { return paired_ ? blockIdx.x / kDownCluster : blockIdx.x; }
   __device__ __forceinline__ int index() const { return ctas() - 1 - cta(); }  // number of this CTA's share
   // Where this CTA's part of a share's sums is in f.parts.
-  __device__ __forceinline__ int part(int share) const { return paired_ ? share * kDownCluster + blockIdx.x % kDownCluster : share; }
+  __device__ __forceinline__ int part(int share) const { return paired_ ? share * kDownCluster + rank() : share; }
+  // Whether the cluster's CTAs have outputs of their own of a block, which is the last one then.
+  __device__ __forceinline__ bool apart(int block) const { return paired_ && block == blocks_ * kDownCluster; }
 
   // How many pieces this CTA has.
   __device__ __forceinline__ int count() const {
@@ -124,11 +130,16 @@ class Shares {
       return {block_of(task / outputs_), task % outputs_};
     }
     const int in_turns_tasks = rounds_ * ctas(), task = min(from().task + i - rounds_, tasks_ - in_turns_tasks - 1);
-    // The tasks in turns have left `first`, the first block, with the outputs from outputs_done on, and all blocks
-    // after it. With none in turns, no division finds that.
-    const int first = rounds_ > 0 ? in_turns_tasks / outputs_ : 0, outputs_done = in_turns_tasks - first * outputs_, blocks = blocks_ - first, task_after_first = task - outputs_done * (blocks - 1);
-    Piece piece = task_after_first < 0 ? Piece{first + 1 + task % (blocks - 1), task / (blocks - 1)} : Piece{first + task_after_first % blocks, outputs_done + task_after_first / blocks};
-    piece.block = block_of(piece.block);
+    Piece piece;
+    if (const int of_single = in_turns_tasks + task - blocks_ * outputs_; of_single >= 0) {
+      piece = {blocks_ * kDownCluster, of_single * kDownCluster + rank()};
+    } else {
+      // The tasks in turns have left `first`, the first block, with the outputs from outputs_done on, and all blocks
+      // after it. With none in turns, no division finds that.
+      const int first = rounds_ > 0 ? in_turns_tasks / outputs_ : 0, outputs_done = in_turns_tasks - first * outputs_, blocks = blocks_ - first, task_after_first = task - outputs_done * (blocks - 1);
+      piece = task_after_first < 0 ? Piece{first + 1 + task % (blocks - 1), task / (blocks - 1)} : Piece{first + task_after_first % blocks, outputs_done + task_after_first / blocks};
+      piece.block = block_of(piece.block);
+    }
     if (i == rounds_) piece.without = from().step;
     if (task == to().task && to().step > 0) piece.upto = to().step;
     return piece;
@@ -153,8 +164,9 @@ class Shares {
   __device__ __forceinline__ const Position& from() const { return m_.starts[cut_][index()]; }
   __device__ __forceinline__ const Position& to() const { return m_.starts[cut_][index() + 1]; }
   __device__ __forceinline__ bool in_turns() const { return blocks_ > kShareBlocks; }
-  // This CTA's block of a pair; the second of the last pair may not exist.
-  __device__ __forceinline__ int block_of(int block) const { return paired_ ? block * kDownCluster + static_cast<int>(blockIdx.x % kDownCluster) : block; }
+  __device__ __forceinline__ int rank() const { return blockIdx.x % kDownCluster; }
+  // This CTA's block of a pair.
+  __device__ __forceinline__ int block_of(int block) const { return paired_ ? block * kDownCluster + rank() : block; }
   // Back and forth, as tasks become shorter.
   __device__ __forceinline__ int turn(int round) const {
     return round * ctas() + static_cast<int>(round % 2 ? ctas() - 1 - blockIdx.x : blockIdx.x);
