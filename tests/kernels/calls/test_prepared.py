@@ -133,6 +133,16 @@ def test_a_tensor_of_another_kind_is_checked(counted: Counted, module: SparseFFN
     assert counted.calls(module, torch.nn.Parameter(x, requires_grad=False)) == FULL
 
 
+@pytest.mark.parametrize(("how", "refused"), [({"dtype": torch.float64}, "float64"), ({"device": "meta"}, "meta")])
+def test_another_dtype_and_device_are_checked(
+    counted: Counted, module: SparseFFN, how: dict[str, Any], refused: str
+) -> None:
+    x = torch.randn(3, 16)
+    assert [counted.calls(module, x) for _ in range(2)] == [FULL, AGAIN]
+    with pytest.raises((TypeError, ValueError), match=refused):
+        module(x.to(**how))
+
+
 def test_copies_prepare_their_own(counted: Counted, module: SparseFFN) -> None:
     x = torch.randn(3, 16)
     counted.calls(module, x)
