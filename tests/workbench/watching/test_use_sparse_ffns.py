@@ -98,6 +98,40 @@ def test_a_module_of_ones_own() -> None:
         torch.testing.assert_close(module(x), expected)
 
 
+class Called(nn.Module):
+    """A block that calls its FFN by the name that its input has there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ffn = Hidden()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ffn(hidden_states=x) + self.ffn(x)
+
+
+class Hidden(Own):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states)
+
+
+def test_the_input_keeps_its_name(compiler: Callable[..., Any]) -> None:
+    module, x = Called(), torch.randn(3, 16)
+    with torch.no_grad():
+        expected = module(x)
+        use_sparse_ffns(module, ffns={"ffn": ("inner", "outer")})
+        torch.testing.assert_close(module(x), expected)
+        torch.testing.assert_close(deepcopy(module)(x), expected)
+        torch.testing.assert_close(module.ffn(x=x), module.ffn(x))
+        with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+            module.ffn(other=x)
+        torch.testing.assert_close(compiler(module, backend="aot_eager", fullgraph=True)(x), expected)
+
+
+def test_a_name_of_its_own_costs_others_nothing(small: Any) -> None:
+    use_sparse_ffns(small)
+    assert [type(module) for module in small.modules() if isinstance(module, SparseFFN)] == [SparseFFN] * 2
+
+
 class Silu(nn.Module):
     """An FFN with the names of one of ours, that computes something else."""
 
