@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,21 @@ def test_a_short_log_is_a_curve_and_a_long_one_has_the_recipe_s_rows() -> None:
     demo = RECIPES["demo"]
     assert [demo.row_every(total) for total in (None, 10_000, 600, 599, 40, 5)] == [100, 100, 100, 29, 2, 1]
     assert dataclasses.replace(demo, restart_every=100).row_every(40) == 100
+
+
+@pytest.mark.parametrize(("device", "steps"), [(CPU, [1, 27, 30]), (CUDA, [*range(1, 31)])])
+def test_held_out_losses_of_a_number_of_steps_take_a_tenth_of_a_cpu_by_tokens(
+    device: torch.device, steps: list[int]
+) -> None:
+    """The first and the last aside. A step is of 2 048 tokens, a loss of 16 384 at a third of a step's cost."""
+    recipe = RECIPES["demo"].override(steps=30).on_cpu(1)
+    loop: Any = SimpleNamespace(recipe=recipe, device=device, corpus=SimpleNamespace(heldout=range(10**6)))
+    evaluated: list[int] = []
+    for step in range(1, 31):
+        loop.state = SimpleNamespace(step=step, total=30)
+        if TrainingLoop._has_time_to_evaluate(loop, len(evaluated)):
+            evaluated.append(step)
+    assert evaluated == steps
 
 
 def test_steps_are_small_on_a_cpu_unless_told_or_begun(
