@@ -21,7 +21,7 @@ from twell.workbench.training import log as logs
 from twell.workbench.training.command import _for_device, train
 from twell.workbench.training.folder import TrainingFolder
 from twell.workbench.training.loop import TrainingLoop
-from twell.workbench.training.optimizer import Clock
+from twell.workbench.training.optimizer import Clock, rate_factor
 from twell.workbench.training.recipes import RECIPES, Recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -115,6 +115,17 @@ def test_steps_are_small_on_a_cpu_unless_told_or_begun(
         given.out.mkdir(exist_ok=True)
         (given.out / "training.json").write_text(json.dumps({"recipe": {"rows": begun}}))
         assert rows(CPU) == rows(CUDA) == expected
+        assert _for_device(demo, options, CPU, 1, TrainingFolder(given.out)).warmup_share is None
+
+
+def test_the_rate_comes_to_its_peak_in_a_short_training_of_a_cpu_and_is_else_the_recipe_s() -> None:
+    demo = RECIPES["demo"]
+    small = demo.on_cpu(1)
+    assert [rate_factor(small, step, 20) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert rate_factor(small, 0, 1) == rate_factor(small, 0, 3) == 1
+    for recipe, total in ((small, 1000), (small, 5000), (small, None), (demo, 20), (demo, 1000)):
+        for step in (0, 10):
+            assert rate_factor(recipe, step, total) == (step + 1) / 200
 
 
 def test_a_stopped_training_keeps_its_last_step(
