@@ -17,6 +17,7 @@ from twell.workbench.option_fields import option
 
 CPU_BATCH = 8192  # tokens of a batch on a CPU
 Device = Literal["auto", "cpu", "cuda"]
+NO_GPU = "Expected a CUDA device for --device cuda, PyTorch sees none: use --device cpu, or `twell doctor`."
 KernelName = Literal["auto", "reference", "cpu", "cuda", "hopper"]
 TrainingKernel = Literal["auto", "dense", "sparse"]
 WITHOUT_DAMAGED = "leave damaged parts out, by name, and answer from the others"

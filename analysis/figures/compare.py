@@ -15,7 +15,7 @@ from twell.analysis.activity.layers import by_layer
 from twell.analysis.compare import compare_layers, compare_positions, compare_runs
 from twell.analysis.figures.labels import interval, number, percent, signed, times
 from twell.analysis.figures.small_multiples import small_multiples
-from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GREY, dots, finish, layer_axis, spans
+from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GREY, dots, finish, layer_axis, log_scale, spans
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -228,7 +228,7 @@ def trainings_side_by_side(logs: pd.DataFrame, current: str) -> go.Figure:
         figure.update_yaxes(title=title, row=index // 2 + 1, col=index % 2 + 1)
     finish(figure, 560, top=20)
     figure.update_xaxes(title="tokens trained on")
-    figure.update_yaxes(type="log", row=1, col=2)
+    figure.update_yaxes(**log_scale(logs["nnz"]), row=1, col=2)
     figure.update_yaxes(tickformat=".0%", rangemode="tozero", row=2, col=1)
     figure.update_yaxes(rangemode="tozero", row=2, col=2)
     figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})

@@ -151,17 +151,25 @@ def root_color_bar(high: float) -> dict[str, Any]:
     return color_bar([math.sqrt(share) for share in shares], [percent(share) for share in shares])
 
 
-def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+def log_ticks(low: float, high: float, least: int = 2) -> tuple[list[float], list[str]]:
     """Return ticks, and their texts, of a logarithmic axis between two values: 1, 3, 10, 30, …; powers of ten only if
-    those are many; closer ones if there would be fewer than two."""
+    those are many; closer ones if there would be fewer than `least`."""
     first, last = math.floor(math.log10(max(low, 1e-9))), math.ceil(math.log10(max(high, 1e-9)))
     ticks: list[float] = []
     for steps in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
         candidates = [step * 10.0**power for power in range(first, last + 1) for step in steps]
         ticks = [tick for tick in candidates if low * 0.999 <= tick <= high * 1.001]
-        if len(ticks) >= (5 if steps == (1,) else 2):
+        if len(ticks) >= (5 if steps == (1,) else least):
             break
     return ticks, [number(tick, 1) for tick in ticks]
+
+
+def log_scale(values: pd.Series) -> dict[str, Any]:
+    """Return the settings of a logarithmic axis of some values, those above 0, with ticks in full: between powers of
+    ten, plotly's own say 2 for 20 and for 200."""
+    drawn = values[values > 0]
+    ticks, texts = log_ticks(float(drawn.min()), float(drawn.max()), least=3) if len(drawn) else ([], [])
+    return {"type": "log", "tickvals": ticks, "ticktext": texts}
 
 
 def log_axis(figure: go.Figure, low: float, high: float, title: str) -> None:

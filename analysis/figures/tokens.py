@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from twell.analysis.figures.labels import percent, plot_label
-from twell.analysis.figures.style import BLUE, DOTTED, GREY, dots, finish, layers_across, log_ticks, panel_title
+from twell.analysis.figures.style import BLUE, DOTTED, GREY, dots, finish, layers_across, log_scale, panel_title
 from twell.analysis.statistics import t_half
 
 ENDS = ("most active", "least active")
@@ -161,10 +161,7 @@ def word_by_layer(frame: pd.DataFrame) -> go.Figure:
         )
     finish(figure, 250)
     layers_across(figure, [int(layer) for layer in frame["layer"]])
-    values = pd.concat([frame["nnz"], frame["run_nnz"]])
-    values = values[values > 0]
-    ticks, texts = log_ticks(float(values.min()), float(values.max())) if len(values) else ([], [])
-    figure.update_yaxes(title="mean nnz", type="log", tickvals=ticks, ticktext=texts)
+    figure.update_yaxes(title="mean nnz", **log_scale(pd.concat([frame["nnz"], frame["run_nnz"]])))
     return figure
 
 

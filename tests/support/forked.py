@@ -48,6 +48,7 @@ def _begun(path: Any, words: Any, kept: list[int]) -> int:
             if int(name) > 2 and int(name) not in kept:
                 with suppress(OSError):
                     os.close(int(name))
+        sys.stdout, sys.stderr = (os.fdopen(at, "w", 1, closefd=False) for at in (1, 2))  # not pytest's files, closed
         exec(words[-1], {})
     finally:
         os._exit(0)

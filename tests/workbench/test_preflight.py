@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.captures import run_capture
+
+from twell.workbench import preflight
+from twell.workbench.preflight import has_no_gpu
 
 PROGRAM = """
 import json, sys
@@ -22,6 +26,11 @@ for arguments in json.loads(sys.argv[1]):
         raise AssertionError(arguments)
 assert "torch" not in sys.modules
 """
+
+WITHOUT_GPU = (
+    (["text", "words", "--device", "cuda"], "a CUDA device for --device cuda"),
+    (["bench", "--shape", "64,64", "--device", "cuda"], "a CUDA device for --device cuda"),
+)
 
 
 def test_wrong_options_are_refused_without_torch(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
@@ -52,6 +61,7 @@ def test_wrong_options_are_refused_without_torch(tiny: Path, tmp_path: Path, tex
         (["demo", "--port", "70000"], "--port from 1 to 65535, got 70000"),
         (["app", "--port", "0"], "--port from 1 to 65535, got 0"),
         (["text", "words", "--generate", "-1"], "--generate of at least 0, got -1"),
+        *WITHOUT_GPU * has_no_gpu(),
     )
     program = [sys.executable, "-c", PROGRAM, json.dumps([arguments for arguments, _ in cases])]
     result = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path)
@@ -60,3 +70,30 @@ def test_wrong_options_are_refused_without_torch(tiny: Path, tmp_path: Path, tex
     assert len(shown) == len(cases) and result.stdout == ""
     for line, (arguments, message) in zip(shown, cases, strict=True):
         assert line.startswith("twell: Expected ") and message in line, arguments
+
+
+@pytest.mark.parametrize(
+    ("built", "driver", "library", "expected"),
+    [
+        ("cuda, hip = None, None", True, True, True),
+        ("cuda, hip = '13.0', None", False, False, True),
+        ("cuda, hip = '13.0', None", True, False, False),
+        ("cuda, hip = '13.0', None", False, True, False),
+        ("cuda, hip = None, '7.0'", False, False, False),
+        ("built = 'in a way of its own'", True, False, False),
+    ],
+)
+def test_a_gpu_is_missing_for_certain_or_pytorch_is_asked(
+    built: str, driver: bool, library: bool, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what PyTorch was built for, what the driver shows of itself, and whether its library loads."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "version.py").write_text(built)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(preflight, "DRIVER", ("/gone", *[str(tmp_path)] * driver))
+    monkeypatch.setattr(preflight, "LIBRARY", "libc.so.6" if library else "libgone.so.1")
+    assert has_no_gpu() is expected
+    (tmp_path / "torch" / "version.py").unlink()
+    assert has_no_gpu() is False

@@ -225,36 +225,52 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def ours(name: str, one: FoundFFN, layer: int, kernel: str, probe: Probe, advice: str = COUNT) -> SparseFFN:
     """Make our FFN on the weights of one that was found, or return it if it is ours.
 
-    Raises UserError where the two compute different outputs on a few random inputs. advice: what to do then
+    Raises UserError where the two compute different outputs on a few random inputs, or the model's own lets something
+    of what does not fire through. advice: what to do then
     """
     if isinstance(one.entry, SparseFFN):
         return one.entry
     make = SparseFFN.gated if len(one.maps) == 3 else SparseFFN.plain
-    own = _own_outputs(one)
+    x, own, leaks = _own_outputs(one)
+    got = "other outputs on the same inputs"
     for up_relu in (False, True) if one.up_relu is None and len(one.maps) == 3 else (bool(one.up_relu),):
         given: dict[str, Any] = {"up_relu": up_relu} if len(one.maps) == 3 else {}
         ffn = make(*one.maps, layer=layer, kernel=kernel, probe=probe, activation=one.activation, **given)
-        if _agrees(ffn(own[0]), own[1]):
-            return ffn
+        if _agrees(ffn(x), own):
+            if not leaks:
+                return ffn
+            got = "hidden values other than 0 of negative ones"
     formula = "down(act(gate) * up)" if len(one.maps) == 3 else "out(act(in))"
     raise UserError(
-        f"Expected the FFN at {one.path} of {name} to compute {formula} with {one.activation}, got other outputs on "
-        f"the same inputs: name what it computes with ffns=, or {advice}."
+        f"Expected the FFN at {one.path} of {name} to compute {formula} with {one.activation}, got {got}: name what it "
+        f"computes with ffns=, or {advice}."
     )
 
 
-def _own_outputs(one: FoundFFN) -> tuple[Tensor, Tensor]:
-    """Return random inputs, and what the model's own FFN makes of them; no generator of torch is moved on."""
+def _own_outputs(one: FoundFFN) -> tuple[Tensor, Tensor, bool]:
+    """Return random inputs, what the model's own FFN makes of them, and whether it lets something of what does not
+    fire through, as a leaky ReLU: too little for outputs in 16 bits to tell. No generator of torch is moved on."""
     weight = one.maps[0].weight
     x = torch.randn(1, ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
     if weight.dtype != torch.float16:
         x[:, ROWS // 2 :] *= LOUD  # of an activation with a ceiling
     x = x.to(weight.device, weight.dtype)
-    with evaluating(one.entry), torch.autocast(weight.device.type, enabled=False):
+    seen: dict[str, Tensor] = {}
+    with (
+        evaluating(one.entry),
+        torch.autocast(weight.device.type, enabled=False),
+        one.maps[0].register_forward_hook(lambda _map, _x, z: seen.update(gate=z)),
+        one.maps[-1].register_forward_pre_hook(lambda _map, given: seen.update(hidden=given[0]) if given else None),
+    ):
         y = one.entry.forward(x)
+        if one.idle:
+            seen["gate"] = y
         for module in one.idle:
-            y = module.forward(y)
-    return x, y
+            seen["hidden"], y = y, module.forward(y)
+    gate, hidden = seen.get("gate"), seen.get("hidden")
+    if gate is None or hidden is None or gate.shape != hidden.shape:  # of code that does not call its maps one by one
+        return x, y, False
+    return x, y, bool(hidden[gate <= 0].any())
 
 
 def _agrees(ours: Tensor, own: Any) -> bool:

@@ -2,6 +2,7 @@
 
 The idea: what `attach` finds and compares is replaced in place of being covered, so that nothing is left to look at
 when the model runs. What a replaced FFN would lose is refused: hooks, code around it, more arguments than its input.
+Its input keeps the name that the model's own FFN had for it.
 
     model = use_sparse_ffns(model)
     model.compile(backend="twell")
@@ -13,7 +14,7 @@ import inspect
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from twell.kernels.modules import Probe, SparseFFN
@@ -56,7 +57,7 @@ def use_sparse_ffns(model: Model, *, ffns: FFNs | None = None, kernel: str = "au
             raise UserError(f"Expected FFNs within {called}, got its own path in ffns=: put it into a module first.")
         places: dict[nn.Module, nn.Module] = {}  # what comes into the place of each
         for layer, one in enumerate(found):
-            places |= {one.entry: ours(called, one, layer, kernel, Probe(), TRAIN)}
+            places |= {one.entry: _with_its_name(ours(called, one, layer, kernel, Probe(), TRAIN), one)}
             places |= {module: nn.Identity() for module in one.idle}
         warn_of_another(kernel, [one for one in places.values() if isinstance(one, SparseFFN)])
     for path, module in list(inner.named_modules(remove_duplicate=False)):
@@ -65,6 +66,27 @@ def use_sparse_ffns(model: Model, *, ffns: FFNs | None = None, kernel: str = "au
     if isinstance(inner, PreTrainedModel):
         inner.save_pretrained = _refuse_saving  # type: ignore[method-assign]
     return model
+
+
+class NamedInputFFN(SparseFFN):
+    """A SparseFFN whose input has another name, too; only where it has, as every call pays for looking."""
+
+    takes: str
+
+    def forward(self, *given: Tensor, **named: Tensor) -> Tensor:
+        if self.takes in named:
+            named["x"] = named.pop(self.takes)
+        return super().forward(*given, **named)
+
+
+def _with_its_name(ffn: SparseFFN, one: FoundFFN) -> SparseFFN:
+    """Have an FFN take its input by the name of the model's own, where that is another. Layers that call the maps one
+    by one, with others after the entry, give it by position."""
+    name = next(iter(inspect.signature(one.entry.forward).parameters))
+    if one.maps and not one.idle and name != "x":
+        renamed: Any = ffn
+        renamed.__class__, renamed.takes = NamedInputFFN, name
+    return ffn
 
 
 def _refuse_wrapped(name: str, one: FoundFFN) -> None:

@@ -82,9 +82,11 @@ def _for_device(
     """
     if options.rows is not None or options.config not in RECIPES:
         return recipe
-    small, begun = recipe.on_cpu(world), folder.record.get("recipe", {}).get("rows")
-    if small.rows != begun if begun is not None else device.type != "cpu":
+    small, begun = recipe.on_cpu(world), folder.record.get("recipe", {})
+    if small.rows != begun.get("rows", small.rows) or (not begun and device.type != "cpu"):
         return recipe
+    if begun:
+        small = dataclasses.replace(small, warmup_share=begun.get("warmup_share"))
     folder.say(
         f"On a CPU a step has {small.rows} rows in place of {recipe.rows}, so that it takes seconds; "
         f"--rows {recipe.rows} trains as a GPU does."

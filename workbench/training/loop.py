@@ -33,7 +33,8 @@ from twell.workbench.training.sparse_llama import Objective, build, continued, e
 
 EVALUATION_TOKENS = {"cuda": 131_072, "cpu": 16_384}  # held-out, of the log's losses; final figures are over all
 TIMED_SHARE = 0.01  # of the time, for steps that are timed dense and sparse in turns
-EVALUATED_SHARE = 0.1  # of the time, for held-out losses of a CPU that has a limit in minutes
+EVALUATED_SHARE = 0.1  # of a CPU's time, for held-out losses
+STEP_COST = 3  # tokens of a held-out loss that take as long as one of a step
 
 
 class TrainingLoop:
@@ -258,18 +259,25 @@ class TrainingLoop:
             row |= self.compare()
             self.choose_layers(row, folder)
             due = state.total and self.recipe.evaluations * state.step >= (folder.evaluations + 1) * state.total
-            if self.ranks.agreed(due and self._has_time_to_evaluate) and self.ranks.evaluates:
+            if self.ranks.agreed(due and self._has_time_to_evaluate(folder.evaluations)) and self.ranks.evaluates:
                 begun, tokens = time.monotonic(), EVALUATION_TOKENS[self.device.type]
                 row["heldout_loss"] = evaluate(self.objective, self.heldout(tokens))["loss"]
                 self._evaluating += time.monotonic() - begun
         folder.append(row)
 
-    @property
-    def _has_time_to_evaluate(self) -> bool:
-        """Return whether a held-out loss leaves a limit in minutes to the steps; on a GPU it does."""
-        limited = self.recipe.minutes is not None and self.device.type == "cpu"
-        share = self._evaluating / self.clock.seconds
-        return not limited or share <= EVALUATED_SHARE or self.state.step == self.state.total
+    def _has_time_to_evaluate(self, evaluations: int) -> bool:
+        """Return whether a held-out loss leaves a CPU's time to the steps; a GPU's it does.
+
+        Without a limit in minutes tokens stand for time, so that a command logs the same whenever it is given.
+        evaluations: held-out losses before
+        """
+        state, recipe = self.state, self.recipe
+        if self.device.type != "cpu" or state.step == state.total:
+            return True
+        if recipe.minutes is not None:
+            return self._evaluating <= EVALUATED_SHARE * self.clock.seconds
+        tokens = evaluations * min(EVALUATION_TOKENS["cpu"], len(self.corpus.heldout))
+        return tokens <= EVALUATED_SHARE * STEP_COST * state.step * recipe.step_tokens
 
     def loss_with(self, activation: str) -> float:
         """Return the loss of the held-out text with another activation in the FFNs, as they are now."""

@@ -22,6 +22,7 @@ UNITS = {
     "rows": "rows of seq_len tokens a step",
     "rate": "peak, AdamW",
     "warmup": "steps",
+    "warmup_share": "of the steps, warmup at most",
     "schedule": "",
     "decay": "of the steps, at the end",
     "betas": "",

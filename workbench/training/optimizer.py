@@ -82,7 +82,7 @@ class Clock:
 
 def rate_factor(recipe: Recipe, step: int, total: int | None) -> float:
     """Return the share of the peak rate at a step. total: steps of the run, None if not yet known."""
-    rise = min(1.0, (step + 1) / max(1, recipe.warmup))
+    rise = min(1.0, (step + 1) / max(1, recipe.warmup_of(total)))
     if total is None:
         return rise
     if recipe.schedule == "cosine":

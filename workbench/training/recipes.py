@@ -32,7 +32,7 @@ BOUNDS: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
     "of at least 2": (lambda n: n >= 2, ("seq_len",)),
     "of at least 257, every byte and the end of a text": (lambda n: n >= 257, ("vocab",)),
     "above 0": (lambda n: 0 < n < math.inf, ("tokens", "steps", "minutes", "rate", "clip", "bpe_megabytes")),
-    "from 0 to 1, a share of the steps": (lambda n: 0 <= n <= 1, ("decay",)),
+    "from 0 to 1, a share of the steps": (lambda n: 0 <= n <= 1, ("decay", "warmup_share")),
     "in multiples of 2, as positions turn its pairs": (lambda n: n > 0 == n % 2, ("head_size",)),
     "in multiples of 8, as the FFN kernels take them": (lambda n: n > 0 == n % 8, ("d_model", "d_ff")),
 }
@@ -40,6 +40,7 @@ BOUNDS: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
 
 CURVE = (6, 20)  # rows of the log: where log_every leaves fewer than the first, there are about the second
 CPU_STEP = (2048, 10)  # on a CPU: tokens that a step takes some seconds for, and steps a row of the log, at most
+CPU_WARMUP = 0.2  # on a CPU: share of the steps over which the rate rises, at most
 
 CHOICES = {"activation": ("relu", "relu2", "silu"), "schedule": ("wsd", "cosine")}
 
@@ -67,6 +68,7 @@ class Recipe:
     rows: int = 64  # rows of seq_len tokens a step
     rate: float = 3e-3  # peak learning rate
     warmup: int = 100  # steps of linear rise to it
+    warmup_share: float | None = None  # of the steps, warmup at most; none: all of it
     schedule: str = "wsd"  # "wsd": constant, then linear to zero over the last `decay` of the steps; or "cosine"
     decay: float = 0.4
     betas: tuple[float, float] = (0.9, 0.95)
@@ -136,12 +138,24 @@ class Recipe:
             return self.log_every
         return max(1, total // CURVE[1])
 
+    def warmup_of(self, total: int | None) -> int:
+        """Return how many steps the rate rises over. total: steps of the run, None if not yet known"""
+        if self.warmup_share is None or total is None:
+            return self.warmup
+        return min(self.warmup, round(self.warmup_share * total))
+
     def on_cpu(self, world: int) -> Recipe:
-        """Return the recipe with steps and rows of the log that a CPU gets through in seconds. world: processes"""
+        """Return the recipe with steps and rows of the log that a CPU gets through in seconds, and a rate that comes to
+        its peak in a short training. world: processes"""
         tokens, log_every = CPU_STEP
         unit = world * self.micro_batches
         rows = max(1, tokens // self.seq_len // unit) * unit
-        return self.override(rows=min(self.rows, rows), log_every=min(self.log_every, log_every))
+        changes = {
+            "rows": min(self.rows, rows),
+            "log_every": min(self.log_every, log_every),
+            "warmup_share": CPU_WARMUP,
+        }
+        return self.override(**changes)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the recipe as checkpoints and model cards store it, in types that JSON has."""

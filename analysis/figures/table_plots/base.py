@@ -34,6 +34,13 @@ def step(table: pd.DataFrame) -> int | None:
     return 1 if table["layer"].max() < FEW else None
 
 
+def log_across(figure: Figure, values: pd.Series) -> None:
+    """Make the x axis one of `log_scale` of these values."""
+    from twell.analysis.figures.style import log_scale  # which loads plotly
+
+    figure.update_xaxes(**log_scale(values))
+
+
 def varied(values: pd.Series) -> None:
     """Raise Missing where no correlation has a value: axes alone would not say why."""
     if values.isna().all():

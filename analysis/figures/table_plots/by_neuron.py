@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from twell.analysis.figures.table_plots.base import COLORS, empty
+from twell.analysis.figures.table_plots.base import COLORS, empty, log_across
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -22,7 +22,8 @@ def lorenz(table: pd.DataFrame) -> Figure:
 
 def dead(table: pd.DataFrame) -> Figure:
     """Draw dead_curve: the share of neurons without a firing by sequences seen, a line a layer."""
-    figure = empty("sequences seen", "neurons without a firing", xaxis_type="log", yaxis_tickformat=".0%")
+    figure = empty("sequences seen", "neurons without a firing", yaxis_tickformat=".0%")
+    log_across(figure, table["sequences"])
     for layer, rows in table.groupby("layer"):
         figure.add_scatter(x=rows["sequences"], y=rows["dead_share"], name=f"layer {layer}", mode="lines")
     return figure
@@ -30,7 +31,8 @@ def dead(table: pd.DataFrame) -> Figure:
 
 def lags(table: pd.DataFrame) -> Figure:
     """Draw reuse: the share of firings in common by lag, a line a layer; dotted: with a token of another sequence."""
-    figure = empty("tokens back", "share of firings in common", xaxis_type="log", yaxis_tickformat=".0%")
+    figure = empty("tokens back", "share of firings in common", yaxis_tickformat=".0%")
+    log_across(figure, table["lag"])
     for number, (layer, rows) in enumerate(table.groupby("layer")):
         later, other = rows[rows["lag"] > 0], rows[rows["lag"] == 0]
         color = COLORS[number % len(COLORS)]
@@ -43,7 +45,8 @@ def lags(table: pd.DataFrame) -> Figure:
 
 def cache(table: pd.DataFrame) -> Figure:
     """Draw reuse_cache: the share of firings that a cache serves by its neurons, a line a layer."""
-    figure = empty("neurons in the cache", "share of firings served", xaxis_type="log", yaxis_tickformat=".0%")
+    figure = empty("neurons in the cache", "share of firings served", yaxis_tickformat=".0%")
+    log_across(figure, table["neurons"])
     for layer, rows in table.groupby("layer"):
         figure.add_scatter(
             x=rows["neurons"], y=rows["served"], text=rows["window"], name=f"layer {layer}", mode="lines+markers"
@@ -53,7 +56,8 @@ def cache(table: pd.DataFrame) -> Figure:
 
 def clusters(table: pd.DataFrame) -> Figure:
     """Draw firing_clusters: how many neurons each has and how they correlate, a dot a cluster."""
-    figure = empty("neurons that fire together", "mean correlation of their firings", xaxis_type="log")
+    figure = empty("neurons that fire together", "mean correlation of their firings")
+    log_across(figure, table["neurons"])
     for layer, rows in table.groupby("layer"):
         figure.add_scatter(x=rows["neurons"], y=rows["phi"], name=f"layer {layer}", mode="markers")
     return figure

@@ -101,7 +101,7 @@ def test_log_and_card_say_what_was_done(sparse: Path, tiny_recipe: Recipe) -> No
     rows = table.to_pylist()
     assert [row["step"] for row in rows] == list(range(10, 61, 10))
     assert [row["tokens"] for row in rows] == [step * 8 * 32 for step in range(10, 61, 10)]
-    assert [row["step"] for row in rows if row["heldout_loss"] is not None] == [20, 40, 60]
+    assert [row["step"] for row in rows if row["heldout_loss"] is not None] == [20, 60], "at 40 it has used its tenth"
     assert all(0 <= row["dead_00"] <= 1 and 0 < row["nnz_00"] < tiny_recipe.d_ff for row in rows)
 
     card, record = (sparse / "README.md").read_text(), json.loads((sparse / "training.json").read_text())
@@ -117,7 +117,7 @@ def test_log_and_card_say_what_was_done(sparse: Path, tiny_recipe: Recipe) -> No
         assert words in card
     curves = card.split("## Curves")[1].split("## Text")[0]
     assert [line.split(" | ")[0] for line in curves.splitlines() if line[:3].strip("| ").isdigit()] == [
-        f"| {step}" for step in (10, 20, 40, 60)
+        f"| {step}" for step in (10, 20, 60)
     ]
     assert str(sparse.parent) not in card
 

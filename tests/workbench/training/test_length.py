@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from twell.workbench.training import log as logs
 from twell.workbench.training.command import _for_device, train
 from twell.workbench.training.folder import TrainingFolder
 from twell.workbench.training.loop import TrainingLoop
-from twell.workbench.training.optimizer import Clock
+from twell.workbench.training.optimizer import Clock, rate_factor
 from twell.workbench.training.recipes import RECIPES, Recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -83,6 +84,21 @@ def test_a_short_log_is_a_curve_and_a_long_one_has_the_recipe_s_rows() -> None:
     assert dataclasses.replace(demo, restart_every=100).row_every(40) == 100
 
 
+@pytest.mark.parametrize(("device", "steps"), [(CPU, [1, 27, 30]), (CUDA, [*range(1, 31)])])
+def test_held_out_losses_of_a_number_of_steps_take_a_tenth_of_a_cpu_by_tokens(
+    device: torch.device, steps: list[int]
+) -> None:
+    """The first and the last aside. A step is of 2 048 tokens, a loss of 16 384 at a third of a step's cost."""
+    recipe = RECIPES["demo"].override(steps=30).on_cpu(1)
+    loop: Any = SimpleNamespace(recipe=recipe, device=device, corpus=SimpleNamespace(heldout=range(10**6)))
+    evaluated: list[int] = []
+    for step in range(1, 31):
+        loop.state = SimpleNamespace(step=step, total=30)
+        if TrainingLoop._has_time_to_evaluate(loop, len(evaluated)):
+            evaluated.append(step)
+    assert evaluated == steps
+
+
 def test_steps_are_small_on_a_cpu_unless_told_or_begun(
     tmp_path: Path, given: TrainOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +115,17 @@ def test_steps_are_small_on_a_cpu_unless_told_or_begun(
         given.out.mkdir(exist_ok=True)
         (given.out / "training.json").write_text(json.dumps({"recipe": {"rows": begun}}))
         assert rows(CPU) == rows(CUDA) == expected
+        assert _for_device(demo, options, CPU, 1, TrainingFolder(given.out)).warmup_share is None
+
+
+def test_the_rate_comes_to_its_peak_in_a_short_training_of_a_cpu_and_is_else_the_recipe_s() -> None:
+    demo = RECIPES["demo"]
+    small = demo.on_cpu(1)
+    assert [rate_factor(small, step, 20) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert rate_factor(small, 0, 1) == rate_factor(small, 0, 3) == 1
+    for recipe, total in ((small, 1000), (small, 5000), (small, None), (demo, 20), (demo, 1000)):
+        for step in (0, 10):
+            assert rate_factor(recipe, step, total) == (step + 1) / 200
 
 
 def test_a_stopped_training_keeps_its_last_step(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.captures import save_model
 from support.watched import same_state, state_of
 from torch import Tensor, nn
 
@@ -98,6 +99,40 @@ def test_a_module_of_ones_own() -> None:
         torch.testing.assert_close(module(x), expected)
 
 
+class Called(nn.Module):
+    """A block that calls its FFN by the name that its input has there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ffn = Hidden()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ffn(hidden_states=x) + self.ffn(x)
+
+
+class Hidden(Own):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states)
+
+
+def test_the_input_keeps_its_name(compiler: Callable[..., Any]) -> None:
+    module, x = Called(), torch.randn(3, 16)
+    with torch.no_grad():
+        expected = module(x)
+        use_sparse_ffns(module, ffns={"ffn": ("inner", "outer")})
+        torch.testing.assert_close(module(x), expected)
+        torch.testing.assert_close(deepcopy(module)(x), expected)
+        torch.testing.assert_close(module.ffn(x=x), module.ffn(x))
+        with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+            module.ffn(other=x)
+        torch.testing.assert_close(compiler(module, backend="aot_eager", fullgraph=True)(x), expected)
+
+
+def test_a_name_of_its_own_costs_others_nothing(small: Any) -> None:
+    use_sparse_ffns(small)
+    assert [type(module) for module in small.modules() if isinstance(module, SparseFFN)] == [SparseFFN] * 2
+
+
 class Silu(nn.Module):
     """An FFN with the names of one of ours, that computes something else."""
 
@@ -141,6 +176,38 @@ def test_other_activations_are_told_apart(activation: nn.Module) -> None:
     module[0].activation = activation
     with pytest.raises(UserError, match="or make a model of FFNs with a ReLU, as `twell train"):
         use_sparse_ffns(module, ffns={"0": ("inner", "outer")})
+
+
+@pytest.mark.parametrize(
+    ("act", "dtype"),
+    [
+        (nn.LeakyReLU(0.01), torch.bfloat16),
+        (nn.LeakyReLU(0.01), torch.float16),
+        (nn.ELU(0.005), torch.bfloat16),
+        (nn.LeakyReLU(1e-6), torch.float32),
+    ],
+)
+def test_what_leaks_too_little_for_outputs_to_tell(small: Any, act: nn.Module, dtype: torch.dtype) -> None:
+    module = nn.Sequential(Own()).to(dtype)
+    small.to(dtype)
+    use_sparse_ffns(deepcopy(module), ffns={"0": ("inner", "outer")})
+    use_sparse_ffns(deepcopy(small))
+    module[0].activation = small.model.layers[1].mlp.act_fn = act
+    before = state_of(small)
+    with pytest.raises(UserError, match="got hidden values other than 0 of negative ones"):
+        use_sparse_ffns(module, ffns={"0": ("inner", "outer")})
+    for enter in (use_sparse_ffns, lambda model: watch(model).__enter__()):
+        with pytest.raises(UserError, match=r"layer 1 of LlamaForCausalLM to compute .* got hidden values other than"):
+            enter(small)
+    assert same_state(before, state_of(small))
+
+
+def test_a_leak_between_modules_that_a_layer_calls_one_by_one(tmp_path: Path, load_object: Callable[..., Any]) -> None:
+    model = load_object(save_model(tmp_path / "opt", "opt"), torch.bfloat16)
+    use_sparse_ffns(deepcopy(model))
+    model.model.decoder.layers[0].activation_fn = nn.LeakyReLU()
+    with pytest.raises(UserError, match=r"layer 0 of opt to compute .* got hidden values other than 0"):
+        use_sparse_ffns(model)
 
 
 def test_refusals(small: Any) -> None:
