@@ -219,8 +219,8 @@ def whole_pass(run: Run) -> str:
         timing = fetch(run, analysis.model_speedup)
     except Missing:
         return ""
-    spread = pass_spread(timing["mean_low"], timing["mean_high"], timing["repeats"])
-    return f"; the whole pass {times(timing['mean'])} ({spread})"
+    spread = pass_spread(timing["low"], timing["high"], timing["repeats"])
+    return f"; the whole pass {times(timing['speedup'])} ({spread})"
 
 
 def rows_in_words(run: Run, op: str) -> str:
