@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.activity.layers import dead_bound
 from twell.analysis.figures import plots
 from twell.analysis.figures.neurons import density_label, density_names
 from twell.analysis.neurons.by_neuron import parse_neuron
@@ -64,7 +65,7 @@ def draw_densities(run: Run) -> None:
         f"Each row: what share of a layer's {layer_width(run)} neurons fires how often. Density: the share of tokens "
         "that fire a neuron. "
         f"Dead: never fired on this text, {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, "
-        f"so the density is below {rare(3 / max(tokens, 1))} (95 %). Shades go by the square root. "
+        f"so the density is below {rare(dead_bound(tokens))} (95 %). Shades go by the square root. "
         "Choose a cell to list its neurons.",
         result,
         key="density-by-layer",
