@@ -77,11 +77,11 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     nnz of all layers); dead (neurons that did not fire in any unflagged token of the run); dead_share; dead_upper (95 %
     upper bound of a dead neuron's density: 3 / tokens, were its tokens independent); dead_sequences (95 % upper bound
     of the share of sequences in which a dead neuron fires at all, 3 / sequences, however its tokens go together);
-    dead_documents (the same of documents, 3 / documents, however its sequences go together); dead_waking (how many of
-    the dead would fire on more such text, by Chao's estimate from the neurons that fired once and twice: a lower
-    bound); used (mean of the fired neurons whose product is not zero); low, high (95 % of the mean, jackknifed over
-    twenty groups of documents). The dead columns are empty where the run keeps no neuron sums, `used` where the model
-    has no ReLU on the up branch, the interval with flagged=True."""
+    dead_documents (the same of documents, 3 / documents, however its sequences go together; each bound at most 1);
+    dead_waking (how many of the dead would fire on more such text, by Chao's estimate from the neurons that fired once
+    and twice: a lower bound); used (mean of the fired neurons whose product is not zero); low, high (95 % of the mean,
+    jackknifed over twenty groups of documents). The dead columns are empty where the run keeps no neuron sums, `used`
+    where the model has no ReLU on the up branch, the interval with flagged=True."""
     with memo_scope():
         return _by_layer(open_summaries(run), flagged)
 
@@ -129,23 +129,30 @@ def _dead(summaries: Summaries) -> tuple[dict[str, Any], str]:
         return {"dead": pd.array([None] * run.layers, dtype="Int64"), **dict.fromkeys(names, empty)}, str(reason)
     dead = run.widths - np.bincount(rows["layer"], minlength=run.layers)
     once, twice = (np.bincount(rows["layer"][rows["fires"] == n], minlength=run.layers) for n in (1, 2))
-    of_tokens, of_sequences, of_documents = (
-        DEAD_BOUND / n if n else np.nan for n in (tokens, sequences, summaries.clusters)
-    )
+    of_tokens, of_sequences, of_documents = (dead_bound(n) for n in (tokens, sequences, summaries.clusters))
     columns = {
         "dead": pd.array(dead, dtype="Int64"),
         "dead_share": dead / run.widths,
         "dead_upper": np.full(run.layers, of_tokens),
-        "dead_sequences": np.full(run.layers, min(1.0, of_sequences)),
-        "dead_documents": np.full(run.layers, min(1.0, of_documents)),
+        "dead_sequences": np.full(run.layers, of_sequences),
+        "dead_documents": np.full(run.layers, of_documents),
         "dead_waking": np.minimum(once * (once - 1) / (2 * (twice + 1)), dead),
     }
+    if not tokens:
+        return columns, "dead: no token is unflagged, so that none counts as firing"
     waking = _waking(round(columns["dead_waking"].sum()), int(dead.sum()))
     return columns, (
-        f"dead: no firing in {sequences:,} sequences, so such a neuron fires in less than {100 * of_sequences:.2g} % "
-        f"of sequences with 95 % confidence, were they independent; of {tokens:,} unflagged tokens, were these "
-        f"independent, on fewer than {of_tokens:.2g}; {waking}"
+        f"dead: no firing on {tokens:,} unflagged token{'s' * (tokens != 1)} of {sequences:,} "
+        f"sequence{'s' * (sequences != 1)}, so such a neuron fires, with 95 % confidence, in less than "
+        f"{100 * of_sequences:.3g} % of sequences, were they independent, and on less than {100 * of_tokens:.3g} % of "
+        f"tokens, were these independent; {waking}"
     )
+
+
+def dead_bound(n: int) -> float:
+    """Return the 95 % upper bound of the share of tokens, sequences or documents in which a neuron fires that fired in
+    none of `n`: at most 1; NaN of none."""
+    return min(1.0, DEAD_BOUND / n) if n else np.nan
 
 
 def _waking(waking: int, dead: int) -> str:

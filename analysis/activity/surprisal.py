@@ -124,9 +124,9 @@ def surprisal_correlation(run: Run, of: Of = "next", by_class: bool = False) -> 
     of: whether the loss is that of the next token, or ("own") of the token itself. Correlations come from tables of
     classes of loss by classes of nnz, ties at mid-rank, over the share of it that such classes keep (attrs["note"] says
     where a copy of before revision 7 cannot be corrected so): they are within 0.003 of the correlation of the exact
-    values, or, by the token's own loss or by class, within 0.01 over 10 000 tokens (0.04 over 200). The interval is a
-    bootstrap's of t over groups of documents (`derived.correlation_interval`). Empty where all counts, or all losses,
-    are the same.
+    values, or, by the token's own loss or by class, within 0.01 over 10 000 tokens (0.04 over 200, or where a fifth of
+    the text repeats one word, whose losses are nearly 0 and share a class). The interval is a bootstrap's of t over
+    groups of documents (`derived.correlation_interval`). Empty where all counts, or all losses, are the same.
     """
     summaries, earlier = open_summaries(run), ""
     rows = _stored(summaries, of, by_class)

@@ -64,7 +64,7 @@ def sparse(run: Run) -> Answer:
         f"{100 * share:.2f} %, mean of {run.layers} layers, {layers['tokens'].iloc[0]:,} counted tokens",
         HOLDS if most <= SPARSE else FAILS if least > HARDLY else IN_PART,
         f"the interval lies below {100 * SPARSE:g} % firing; above {100 * HARDLY:g} %: does not hold; between: in part",
-        between(100 * low, 100 * high, " %"),
+        "none: one document, so the share decides" if np.isnan(high) else between(100 * low, 100 * high, " %"),
     )
 
 
@@ -200,7 +200,7 @@ def falls_exponentially(run: Run) -> Answer:
         "early positions fire more than late ones, over all layers, with 95 % confidence, and an exponential describes "
         "it better than a power law or two exponentials, jackknifed; in part if it falls in another form; does "
         f"not hold if the interval holds 0 and no drop of {100 * LITTLE:g} % of the late mean",
-        f"early less late {between(total['drop_low'], total['drop_high'])} neurons",
+        f"early less late {between(total['drop_low'], total['drop_high'], ' neurons')}",
     )
 
 

@@ -86,7 +86,7 @@ def _timed(run: Run) -> Pass:
         batches = model_speedup(run)
     except Missing:
         batches = None
-    if batches is None or np.isnan(batches["mean_low"]):
+    if batches is None or np.isnan(batches["low"]):
         turns = pass_on_text(run)
         if turns is not None and turns["kernel"] != "reference":
             how = f"ratio of medians of {turns['repeats']} turns a side; kernel {turns['kernel']}"
@@ -95,7 +95,7 @@ def _timed(run: Run) -> Pass:
     timing = model_speedup(run) if batches is None else batches  # the former says what is missing
     refuse_incomparable(timing["comparable"], timing["note"])
     how = f"geometric mean of {int(timing['repeats'])} batches; kernel {timing['kernel']}"
-    bounds, readings = (timing["mean"], timing["mean_low"], timing["mean_high"]), int(timing["energy_repeats"])
+    bounds, readings = (timing["speedup"], timing["low"], timing["high"]), int(timing["energy_repeats"])
     where, clause = conditions(run, WHOLE[1]), _unexplained(run, timing)
     return Pass(
         *bounds, int(timing["repeats"]), "batches", how, run.manifest.device, where, timing["energy"], readings, clause

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pandas as pd
 
 from twell.analysis.activity.surprisal import surprisal_correlation, surprisal_within
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD, Answer, Claim, between
@@ -67,10 +68,9 @@ def quiet_class(kind: str) -> Callable[[Run], Answer]:
             raise Missing(f"The text holds too few occurrences of {kind}s, in too few documents, for an interval.")
         row = rows.loc[kind]
         low, high = row["difference_low"], row["difference_high"]
+        loss = f"; the loss of what follows them is {row['loss_mean']:.2f} nats" if pd.notna(row["loss_mean"]) else ""
         return Answer(
-            f"{kind}s: z {row['z']:+.2f}, against {row['others']:+.2f} of all other tokens; the loss of what follows "
-            "them "
-            f"is {row['loss_mean']:.2f} nats",
+            f"{kind}s: z {row['z']:+.2f}, against {row['others']:+.2f} of all other tokens{loss}",
             f"n = {int(row['count']):,} of {int(row['tokens'])} tokens of the vocabulary, by {row['clusters']}",
             HOLDS if high < 0 else REVERSED if low > 0 else UNTOLD,
             "the interval of the difference lies below 0; above 0: reversed; across 0: cannot be told",
@@ -82,9 +82,14 @@ def quiet_class(kind: str) -> Callable[[Run], Answer]:
 
 def follows_surprisal(run: Run) -> Answer:
     """Check that nnz rises with the next token's loss within tokens, with 95 % confidence, in most layers."""
-    pooled = surprisal_correlation(run).dropna()
+    pooled = surprisal_correlation(run).dropna(subset="spearman")
     if pooled.empty:
         raise Missing("No layer's counts vary, so there is nothing to correlate with the loss.")
+    if pooled["low"].isna().all():
+        raise Missing(
+            f"Too few documents for an interval; pooled over tokens, nnz and the next token's loss go together at "
+            f"Spearman {pooled['spearman'].min():+.2f} to {pooled['spearman'].max():+.2f} by layer."
+        )
     above, below = int((pooled["low"] > 0).sum()), int((pooled["high"] < 0).sum())
     mixed = (
         f"pooled over tokens, nnz rises with the next token's loss in {above} of {len(pooled)} layers, falls in {below}"

@@ -123,13 +123,13 @@ def _model(run: Run) -> str:
         f"{model['parameters']:,} parameters, {manifest.dtype}, kernel `{manifest.kernel['name']}`: the forward "
         f"passes of a capture of {facts['tokens']:,} tokens in {facts['sequences']:,} sequences, in batches of "
         f"{manifest.options['batch_tokens']:,} tokens. Recorded {manifest.created[:10]} with torch "
-        f"{manifest.versions['torch']}. FFN times in ms, {speed.attrs['note'].split(',')[0]}; × dense of all layers "
-        f"together: mean of {facts['speedup_turns']} turns, 95 % {facts['speedup_low']:.2f} to "
+        f"{manifest.versions['torch']}. FFN times in ms, {speed.attrs['note'].split(',')[0]}; × dense: geometric mean "
+        f"of their ratios, for all layers of {facts['speedup_turns']} turns, 95 % {facts['speedup_low']:.2f} to "
         f"{facts['speedup_high']:.2f}.\n\n"
         + table(("layer", f"mean nnz of {run.d_ff}", "p99", "max", "dead", "dense", "sparse", "× dense"), rows)
         + f"\nThe whole forward pass with the loss takes {whole['sparse_us'] / 1e3:.0f} ms, "
-        f"{whole['dense_us'] / 1e3:.0f} ms with the dense FFN: **{whole['mean']:.2f} ×** (mean of "
-        f"{whole['repeats']} batches, 95 % {whole['mean_low']:.2f} to {whole['mean_high']:.2f}).{energy} "
+        f"{whole['dense_us'] / 1e3:.0f} ms with the dense FFN: **{whole['speedup']:.2f} ×** (mean of "
+        f"{whole['repeats']} batches, 95 % {whole['low']:.2f} to {whole['high']:.2f}).{energy} "
         f"Loss {facts['loss']:.2f} nats a token, sparsity {percent(facts['sparsity'], 1)}.\n"
     )
 

@@ -15,6 +15,8 @@ SPACE = "\u202f"
 _NAMED = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 TINY = -4  # powers of ten below it are written as such
+SMALL = 1e-5  # share, and distance from 1, of which three decimals of a percentage would show nothing
+ROUNDING = 1e-12  # by which sums of shares miss 0 and 1
 
 
 def visible(text: str) -> str:
@@ -101,13 +103,15 @@ def whole(value: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share of 0 to 1 as a percentage; close to 100 %, with enough digits to differ from it."""
+    """Return a share of 0 to 1 as a percentage; close to 0 % or 100 %, with enough digits to differ from it."""
     if share is None or not math.isfinite(share):
         return "–"
-    if share in (0, 1):
-        return f"{share:.0%}".replace("%", SPACE + "%")
     distance = min(abs(share), abs(1 - share))
+    if distance < ROUNDING:
+        return f"{abs(share):.0%}".replace("%", SPACE + "%")
     decimal_count = 0 if distance >= 0.1 else 1 if distance >= 0.01 else 2 if distance >= 0.001 else 3
+    if distance < SMALL:
+        decimal_count = -2 - _power(distance, 1)
     return f"{share * 100:.{decimal_count}f}{SPACE}%"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from twell.analysis.activity.layers import DEAD_BOUND, unflagged_tokens
+from twell.analysis.activity.layers import dead_bound, unflagged_tokens
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.checks.uncounted import no_counted_token
@@ -64,7 +64,7 @@ def concentration(run: Run) -> pd.DataFrame:
         records.append(row)
     frame = pd.DataFrame(records).astype({"half": "Int64"})
     frame.insert(frame.columns.get_loc("dead") + 1, "dead_share", frame["dead"] / run.widths)
-    frame.insert(frame.columns.get_loc("dead") + 2, "dead_upper", DEAD_BOUND / tokens)
+    frame.insert(frame.columns.get_loc("dead") + 2, "dead_upper", dead_bound(tokens))
     frame.attrs = _about(run, tokens)
     return frame
 

@@ -106,13 +106,15 @@ def written(run: Run, folder: str, layer: int, neuron: int) -> pd.DataFrame:
     """Return the tokens raised most, then those lowered most. Columns: kind (raised, lowered); token_id; text; logit
     (relative to the vocabulary's mean, for a product of 1, before the final norm's division).
 
-    `attrs`: tokens; gated; scaled (whether a final norm's scale is folded in). Missing where the folder's weights are
-    not the run's, by their shapes.
+    `attrs`: tokens; signed (whether the product may be negative, as in a gated FFN without a ReLU on its up branch);
+    scaled (whether a final norm's scale is folded in). Missing where the folder's weights are not the run's, by their
+    shapes.
     """
     weights = CheckpointTensors(Path(folder))
     logits, scaled = _logits(run, weights, ((layer, neuron),))
     frame = _both_ends(run, logits[:, 0])
-    frame.attrs = {"tokens": len(logits), "gated": weights.is_gated(layer), "scaled": scaled}
+    signed = weights.is_gated(layer) and not run.manifest.counts_used
+    frame.attrs = {"tokens": len(logits), "signed": signed, "scaled": scaled}
     return frame
 
 

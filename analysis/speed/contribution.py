@@ -47,7 +47,7 @@ def layer_gains(run: Run) -> pd.DataFrame:
     layer, nnz, gained, dense, sparse, gate = (
         frame[name].to_numpy() for name in ("layer", "nnz_mean", "speedup", "dense_us", "sparse_us", "gate_us")
     )
-    union, line = _unions(run)[layer], _line(nnz, sparse / dense)
+    union, line = _unions(run)[layer], _line(nnz, 1 / gained)
     expected = 1 / np.where(line > 0, line, np.nan)
     added = {
         "union": union,

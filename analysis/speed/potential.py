@@ -103,14 +103,19 @@ def _reasons(run: Run, frame: pd.DataFrame) -> list[str]:
     return reasons
 
 
+def _milliseconds(time: float) -> str:
+    """Return a time in ms to three digits, or from a second on with every one of them: 0.38 ms, 12,340 ms."""
+    return f"{time:,.0f} ms" if time >= 999.5 else f"{time:.3g} ms"
+
+
 def most_to_gain(table: pd.DataFrame) -> str:
     """Return a sentence that names the layer of `layer_potential` with most to gain, how much, and why; and which
     others might have more, as far as their turns tell."""
     first = table.loc[table["left_ms"].idxmax()]
     name = f"layer {first['layer']:.0f}"
     gain = (
-        f"{name} has most to gain: {first['left_ms']:.3g} ms, {100 * first['left_share']:.2g} % of the pass, because "
-        f"{first['reason']}."
+        f"{name} has most to gain: {_milliseconds(first['left_ms'])}, {100 * first['left_share']:.2g} % of the pass, "
+        f"because {first['reason']}."
     )
     others = table[table["layer"] != first["layer"]]
     alike = [int(layer) for layer in others.loc[~(others["behind_low"] > 0), "layer"]]
@@ -133,8 +138,8 @@ def worth_speeding_up(table: pd.DataFrame) -> str:
         )
     left, attention = float(table["left_ms"].sum()), table.attrs["attention_ms"]
     sentence = (
-        f"{most_to_gain(table)} All layers together could gain {left:.3g} ms "
+        f"{most_to_gain(table)} All layers together could gain {_milliseconds(left)} "
         f"({100 * left / table.attrs['sparse_ms']:.2g} %)"
     )
-    more = f"; attention takes {attention:.3g} ms, more than they could gain" if attention > left else ""
+    more = f"; attention takes {_milliseconds(attention)}, more than they could gain" if attention > left else ""
     return f"{sentence}{more}."

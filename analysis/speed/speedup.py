@@ -94,9 +94,9 @@ def timings_by_batch(run: Run) -> pd.DataFrame:
 def speedup(run: Run) -> pd.DataFrame:
     """Return dense and sparse times of each layer's FFN, and their ratio. Columns: layer; nnz_mean (of the calls that
     were timed beside dense; of the run's unflagged tokens where the timings have none); dense_us, sparse_us, gate_us
-    (µs of a batch of median size, median over batches that were timed both ways; gate where it was timed); speedup
-    (dense_us / sparse_us); low, high (95 % interval of `geometric` over those batches; NaN under three); repeats (such
-    batches); kernel (that ran the sparse op).
+    (µs of a batch of median size, median over batches that were timed both ways; gate where it was timed); speedup,
+    low, high (`geometric` of dense over sparse of those batches: not exactly the ratio of the medians, of which no
+    interval is known; NaN ends under three); repeats (such batches); kernel (that ran the sparse op).
 
     `attrs["comparable"]` is false, with a sentence in `attrs["note"]`, where the reference ran. Missing where no batch
     was timed both dense and sparse.
@@ -115,9 +115,8 @@ def speedup(run: Run) -> pd.DataFrame:
     columns: dict[str, Any] = {"layer": layers.astype(timed.dtype), "nnz_mean": nnz}
     for name, values in {"dense_us": dense, "sparse_us": sparse, "gate_us": gate}.items():
         columns[name] = grouped_median(values, index)
-    columns["speedup"] = columns["dense_us"] / columns["sparse_us"]
-    intervals = [geometric((dense / sparse)[index == n])[1:] for n in range(len(layers))]
-    columns |= dict(zip(("low", "high"), np.transpose(intervals), strict=True))
+    estimates = [geometric((dense / sparse)[index == n]) for n in range(len(layers))]
+    columns |= dict(zip(("speedup", "low", "high"), np.transpose(estimates), strict=True))
     columns |= {"repeats": repeats, "kernel": [", ".join(sorted(set(kernels[timed == n]))) for n in layers]}
     frame = pd.DataFrame(columns)
     comparable = "reference" not in kernels
@@ -188,9 +187,8 @@ def geometric(ratios: NDArray) -> tuple[float, float, float]:
 def model_speedup(run: Run) -> dict[str, Any]:
     """Return the times of the whole forward pass, dense and sparse on the same batches. Keys:
 
-    dense_us, sparse_us (µs, medians); speedup, low, high (median, least and greatest over batches); mean, mean_low,
-    mean_high (`geometric`: the number that pages and claims name); energy (sparse over dense, power times time, median;
-    NaN where the device reports no power); energy_repeats (batches of that); repeats
+    dense_us, sparse_us (µs, medians); speedup, low, high (`geometric` of the batches' ratios); energy (sparse over
+    dense, power times time, median; NaN where the device reports no power); energy_repeats (batches of that); repeats
     (batches); kernel; comparable; note. Raises Missing where it was not timed both ways.
     """
     rows = of_one_size(run)
@@ -207,10 +205,7 @@ def model_speedup(run: Run) -> dict[str, Any]:
     return {
         "dense_us": float(np.median(dense)),
         "sparse_us": float(np.median(sparse)),
-        "speedup": float(np.median(ratio)),
-        "low": float(ratio.min()),
-        "high": float(ratio.max()),
-        **dict(zip(("mean", "mean_low", "mean_high"), geometric(ratio), strict=True)),
+        **dict(zip(("speedup", "low", "high"), geometric(ratio), strict=True)),
         "energy": float(np.median(energy)) if len(energy) else np.nan,
         "energy_repeats": len(energy),
         "repeats": len(ratio),

@@ -87,10 +87,11 @@ def neurons(run: Run) -> None:
     exact = f"; amber: {plural(about['measured'], 'neuron')} silenced one by one" if about["measured"] else ""
     agree = about["rank_correlation"]
     ranks = f", rank correlation with the estimates {agree:.2f}" if agree == agree else ""
+    living = int((table["fires"] > 0).sum())
+    drawn = f"the {whole(MOST)} of the greatest effect" if living > MOST else f"all {whole(living)} that fire"
     widgets.heading(
         "Neurons by effect",
-        f"Gradient × activation, to first order, on {plural(about['tokens'], 'token')}; the {whole(MOST)} of the "
-        f"greatest effect{exact}{ranks}.",
+        f"Gradient × activation, to first order, on {plural(about['tokens'], 'token')}; {drawn}{exact}{ranks}.",
         query(run, analysis.neuron_effects),
     )
     widgets.draw(effect_by_density(table), "ablation-neurons", "Effect of neurons by how often they fire", wide=True)

@@ -6,6 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.activity.layers import dead_bound
 from twell.analysis.figures import plots
 from twell.analysis.figures.layers import layer_rows
 from twell.app.activity.layer_data import BY_LAYER, SURPRISAL, by_surprisal, distributions
@@ -71,7 +72,7 @@ def draw_distributions(run: Run) -> None:
     if frame["dead_share"].notna().any():
         dead = (
             " Dead: the neuron never fired on this text, so it fires on less than "
-            f"{rare(3 / max(tokens, 1))} of tokens (95 %)."
+            f"{rare(dead_bound(tokens))} of tokens (95 %)."
         )
     widgets.heading(
         "Activity by layer",

@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.activity.layers import dead_bound
 from twell.analysis.figures.neurons import rank_curve, ranks, value_bars, value_distribution
 from twell.analysis.neurons.by_neuron import last_neuron, parse_neuron
 from twell.analysis.neurons.coactivation import fires_with
@@ -43,7 +44,7 @@ def draw_numbers(run: Run, row: dict[str, object]) -> None:
         if fires
         else (
             "Density",
-            f"<{SPACE}{rare(3 / tokens)}",
+            f"<{SPACE}{rare(dead_bound(tokens))}",
             f"dead: never fired on this text, {out_of} (95{SPACE}% bound)",
         )
     )
@@ -74,6 +75,13 @@ def read_off(frame: pd.DataFrame) -> str:
     return f"Read off its weights through {norm}, without the layers between"
 
 
+def makes_likelier(frame: pd.DataFrame) -> str:
+    """Return where the neuron makes the tokens that it raises likelier, and where less likely. frame: of `written`"""
+    if not frame.attrs["signed"]:
+        return "Where it fires, it makes these likelier"
+    return "Where it fires and its up branch is positive, it makes these likelier, where that is negative less likely"
+
+
 def draw_first_written(run: Run, layer: int, neuron: int) -> None:
     """Draw in a line which tokens the neuron makes likeliest; nothing where the model's weights are not here."""
     model = model_of(run)
@@ -83,7 +91,7 @@ def draw_first_written(run: Run, layer: int, neuron: int) -> None:
         frame = fetch(run, written, folder=model[0], layer=layer, neuron=neuron)
         texts = frame.loc[frame["kind"] == "raised", "text"].head(WRITTEN)
         st.html(
-            f'<p class="tw-said">Where it fires, it makes these likelier: {" ".join(map(token_html, texts))} '
+            f'<p class="tw-said">{makes_likelier(frame)}: {" ".join(map(token_html, texts))} '
             f'<span class="tw-note">{read_off(frame)}.</span></p>'
         )
 
@@ -154,7 +162,7 @@ def draw_logits(run: Run, layer: int, neuron: int) -> None:
     frame = result.frame
     sign = (
         " The sign is for a positive up branch; if it is negative, raised and lowered swap."
-        if frame.attrs["gated"]
+        if frame.attrs["signed"]
         else ""
     )
     widgets.heading(

@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
+from twell.analysis.activity.layers import dead_bound
 from twell.analysis.figures import plots
 from twell.analysis.figures.neurons import density_label, density_names
 from twell.analysis.neurons.by_neuron import parse_neuron
@@ -37,8 +38,8 @@ from twell.workbench.run.store import Run
 # Columns of the list after the neuron's name; dead neurons have none of the first.
 COLUMNS_IF_FIRED = ("density", "fires", "value_max", "fires_on", "in_text", "writes", "token_text", "first_sequence")
 WRITES = (
-    " Writes: the tokens that a neuron makes likelier when it fires, read off the model's weights without the layers "
-    "between."
+    " Writes: the tokens that a neuron makes likelier where its product is positive, and less likely where it is "
+    "negative, as in a gated FFN; read off the model's weights without the layers between."
 )
 NO_WEIGHTS = "Why they are dead cannot be told without the model's weights, which are not on this machine."
 CHOOSE = " Choose a row to see where it fires.", " Choose a row to see more of it."  # of others, of dead ones
@@ -64,7 +65,7 @@ def draw_densities(run: Run) -> None:
         f"Each row: what share of a layer's {layer_width(run)} neurons fires how often. Density: the share of tokens "
         "that fire a neuron. "
         f"Dead: never fired on this text, {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, "
-        f"so the density is below {rare(3 / max(tokens, 1))} (95 %). Shades go by the square root. "
+        f"so the density is below {rare(dead_bound(tokens))} (95 %). Shades go by the square root. "
         "Choose a cell to list its neurons.",
         result,
         key="density-by-layer",
@@ -247,7 +248,7 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
         "token_text": column.TextColumn("one token", help="the token that fires it, if it is the only one"),
         "fires_on": column.TextColumn("fires most on", width="medium", help="tokens at its largest values in the run"),
         "in_text": column.TextColumn("where its value is largest", width="large", help="the token is in ‹ ›"),
-        "writes": column.TextColumn("writes", width="medium", help="tokens that it makes likelier, by its weights"),
+        "writes": column.TextColumn("writes", width="medium", help="tokens that a positive product makes likelier"),
         "why": column.TextColumn("why"),
         "largest": column.NumberColumn("largest pre-activation", format="%.4f", help="it fires above 0"),
         "below": column.NumberColumn("below 0 by", format="%.2f", help="in standard deviations of its pre-activations"),

@@ -76,7 +76,7 @@ def ratio_sentence(frame: pd.DataFrame) -> str:
         return "At the right: dense / sparse, of too few batches for an interval: no layer is told apart from dense."
     alike = [int(layer) for layer in frame.loc[~((frame["low"] > 1) | (frame["high"] < 1)), "layer"]]
     told = f" Not told apart from dense, and grey: {numbered(alike)}." if alike else ""
-    return f"At the right: dense / sparse, and its 95 % interval over those batches.{told}"
+    return f"At the right: dense / sparse, geometric mean of those batches with its 95 % interval.{told}"
 
 
 def draw_speedup_by_activity(run: Run, result: QueryResult) -> None:
@@ -219,8 +219,8 @@ def whole_pass(run: Run) -> str:
         timing = fetch(run, analysis.model_speedup)
     except Missing:
         return ""
-    spread = pass_spread(timing["mean_low"], timing["mean_high"], timing["repeats"])
-    return f"; the whole pass {times(timing['mean'])} ({spread})"
+    spread = pass_spread(timing["low"], timing["high"], timing["repeats"])
+    return f"; the whole pass {times(timing['speedup'])} ({spread})"
 
 
 def rows_in_words(run: Run, op: str) -> str:

@@ -117,7 +117,8 @@ def draw_token(token: MarkedToken, reference: Run, scale_name: str) -> None:
     caption = (
         f"{plural(len(frame), 'neuron')}{'' if layer == ALL_LAYERS else f' of layer {layer[1:]}'}{limit}. A bar: the "
         f"value, of the neuron's largest in {scale_name}. Density: the share of its tokens that fire the neuron. "
-        f"Writes: the tokens that it makes likelier. Point at a neuron to shade the passage by it. {token.action}"
+        "Writes: the tokens that its product, if positive, makes likelier. Point at a neuron to shade the passage by "
+        f"it. {token.action}"
     )
     with heading_area:
         name = f"Neurons that {visible(token.name)} fires at position {position}"

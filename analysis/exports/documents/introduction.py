@@ -20,8 +20,9 @@ def introduction(run: Run, numbers: dict[str, Any]) -> str:
         run: the run.
         numbers: its `analysis.overview`.
     """
+    wrote = " and wrote" if run.manifest.options.get("generate") else ""  # both are counted
     text = (
-        f"{run.manifest.model['name']} read {plural(run.manifest.tokens, 'token')}. In each of its "
+        f"{run.manifest.model['name']} read{wrote} {plural(run.manifest.tokens, 'token')}. In each of its "
         f"{plural(run.layers, 'layer')} a token meets {spelled(run.manifest.widths, whole)} neurons and fires "
         f"{number(numbers['nnz_mean'])} of them on average, its nnz; the other {percent(numbers['sparsity'])}"
     )

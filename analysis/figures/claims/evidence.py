@@ -124,7 +124,7 @@ def _within_tokens(run: Run) -> str:
 def _whole_pass(bound: float) -> Draw:
     def draw(run: Run) -> str:
         timing = model_speedup(run)
-        row = ("whole pass", timing["mean"], timing["mean_low"], timing["mean_high"])
+        row = ("whole pass", timing["speedup"], timing["low"], timing["high"])
         return intervals(
             [row],
             bound,

@@ -55,6 +55,15 @@ def test_by_layer(run: Run, rows: pd.DataFrame, used: pd.DataFrame, flagged: boo
     assert table.attrs["counted"] == "every token of the run" if flagged else left_out in table.attrs["counted"]
 
 
+def test_bounds_of_a_short_run_are_shares(made: ModuleType, tmp_path: Path) -> None:
+    """Three over one sequence, or over one token, would be 300 %."""
+    table = by_layer(made.make(tmp_path / "short", sequences=1, length=2, parts=1, timings=0))
+    assert (table[["dead_upper", "dead_sequences", "dead_documents"]] == 1).all(axis=None)
+    assert "on 1 unflagged token of 1 sequence, so" in table.attrs["note"]
+    assert "in less than 100 % of sequences" in table.attrs["note"]
+    assert "on less than 100 % of tokens" in table.attrs["note"]
+
+
 def test_interval_of_the_mean(run: Run, rows: pd.DataFrame) -> None:
     """Each of twenty groups of documents left out once."""
     plain, table = rows[rows["flags"] == 0], by_layer(run)

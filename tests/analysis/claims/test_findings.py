@@ -12,12 +12,13 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from twell.analysis import findings, layer_gains, surprisal_within
+from twell.analysis import findings, layer_gains, surprisal_within, token_classes
 from twell.analysis.claims import speed
 from twell.analysis.claims.beyond import BEYOND
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD, VERDICTS
 from twell.analysis.claims.speed import energy, follows_nnz
-from twell.analysis.claims.tokens import follows_surprisal
+from twell.analysis.claims.tokens import follows_surprisal, quiet_class
+from twell.workbench.errors import Missing
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
 
@@ -243,6 +244,27 @@ def test_a_few_words_settle_nothing_about_layers(made: ModuleType, tmp_path: Pat
             (row,) = [row for claim, row in table.iterrows() if words in claim]
             assert (row["this_run"] != "") == settled, words
             assert settled or row["reason"] == "12 tokens were counted: a verdict on layers takes 1,000 or more.", words
+
+
+def test_one_document_gives_the_reason_that_it_is(made: ModuleType, tmp_path: Path) -> None:
+    """Its counts vary; what is not known is an interval."""
+    run = made.make(tmp_path / "one", sequences=1, length=1200, parts=1)
+    with pytest.raises(Missing, match=r"Too few documents for an interval; pooled over tokens, .* Spearman [+-]0\."):
+        follows_surprisal(run)
+    table = findings(run).set_index("claim")
+    (fall,) = [row for claim, row in table.iterrows() if "exponentially" in claim]
+    assert fall["interval"] == "early less late not known"
+    (few,) = [row for claim, row in table.iterrows() if "half a percent" in claim]
+    assert few["interval"] == "none: one document, so the share decides" and few["verdict"] != UNTOLD
+
+
+def test_a_class_of_a_run_without_losses_has_none(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "quiet", loss=False)
+    classes = token_classes(run).dropna(subset="difference_high")["class"]
+    assert len(classes)
+    for kind in classes:
+        answer = quiet_class(kind)(run)
+        assert answer.says.endswith("of all other tokens")
 
 
 def test_reference_claims_no_speed(made: ModuleType, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from twell.analysis.exports.documents.notebook import PASSAGES, notebook
 from twell.analysis.exports.documents.passage_image import COLUMNS, _placed, svg
 from twell.analysis.exports.notebook import ShadedText, shaded_text
 from twell.analysis.exports.tables import ABLATIONS, SECTIONS
+from twell.analysis.figures.labels import plural
 from twell.analysis.passage import Scale
 from twell.analysis.shipped import findings_at_hand
 from twell.workbench.errors import Missing, UserError
@@ -223,6 +224,14 @@ def test_a_poor_run_has_a_page_and_a_notebook(made: ModuleType, tmp_path: Path) 
     for ending in ("html", "ipynb"):
         (path,) = export(ExportOptions(run=run.path, out=tmp_path / f"poor.{ending}"))
         assert "findings" in path.read_text(encoding="utf-8").lower()
+
+
+def test_what_a_model_wrote_it_has_not_read(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "written", sequences=4, parts=1)
+    tokens = plural(run.manifest.tokens, "token")
+    assert f" read {tokens}. " in introduction(run, overview(run))
+    run.manifest.options["generate"] = 8
+    assert f" read and wrote {tokens}. " in introduction(run, overview(run))
 
 
 def test_a_threshold_skips_nothing(small: Run) -> None:

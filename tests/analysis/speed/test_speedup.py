@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from twell.analysis import by_layer, model_speedup, overview, speedup, speedup_correlation, timings_by_batch
+from twell.analysis import (
+    by_layer,
+    compare_runs,
+    model_speedup,
+    overview,
+    speedup,
+    speedup_correlation,
+    timings_by_batch,
+)
 from twell.analysis.speed.speedup import is_scaled, over_batches, rows_timed
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -26,11 +34,10 @@ def test_speedup(run: Run) -> None:
         sparse = there.loc[there["op"] == "ffn_sparse", "microseconds"]
         assert row.dense_us == pytest.approx(np.median(dense), rel=1e-12)
         assert row.sparse_us == pytest.approx(np.median(sparse), rel=1e-12)
-        assert row.speedup == pytest.approx(np.median(dense) / np.median(sparse), rel=1e-12)
         assert row.nnz_mean == pytest.approx(there["nnz_mean"].astype(float).mean(), rel=1e-9)
         logs = np.log(dense.to_numpy() / sparse.to_numpy())
         ends = stats.t.interval(0.95, 4, logs.mean(), logs.std(ddof=1) / np.sqrt(5))
-        assert (row.low, row.high) == pytest.approx(tuple(np.exp(ends)), rel=1e-9)
+        assert (row.speedup, row.low, row.high) == pytest.approx(tuple(np.exp([logs.mean(), *ends])), rel=1e-9)
         assert row.repeats == 5
         assert row.kernel == "cpu"
     assert table["gate_us"].isna().all()
@@ -188,9 +195,11 @@ def test_model_speedup(made: ModuleType, tmp_path: Path) -> None:
     result = model_speedup(run)
     ratio = dense["microseconds"] / sparse["microseconds"]
     assert result["repeats"] == len(ratio) == 3
-    assert (result["speedup"], result["low"], result["high"]) == pytest.approx(
-        (ratio.median(), ratio.min(), ratio.max())
-    )
+    logs = np.log(ratio)
+    half = stats.t.ppf(0.975, 2) * logs.std() / np.sqrt(3)
+    expected = np.exp([logs.mean(), logs.mean() - half, logs.mean() + half])
+    assert (result["speedup"], result["low"], result["high"]) == pytest.approx(tuple(expected))
+    assert overview(run)["pass_speedup"] == compare_runs([run, run])["model_speedup"][0] == result["speedup"]
     watts = sparse["watts"].astype(float) / dense["watts"].astype(float)
     assert result["energy"] == pytest.approx((watts / ratio).median())
     assert (result["kernel"], result["comparable"]) == ("cpu", True)

@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from support.planted_effects import rows_of
 
 from twell.analysis import allocation, effects, neuron_effects, plots
-from twell.app.ui.formatting import number, plural
+from twell.app.ui.formatting import number, plural, whole
 from twell.workbench.ablations.appended import append
 from twell.workbench.run.store import Run, open_run
 
@@ -70,6 +70,8 @@ def test_it_draws_what_the_tables_hold(ablated: Run, show: Callable[..., AppTest
     assert budget.attrs["singles"] == table.loc[["smallest:0.5@0", "smallest:0.5@2"], "change"].sum()
     neurons = neuron_effects(ablated)
     assert neurons["estimate"].abs().is_monotonic_decreasing
+    drawn = len(plots.ablation_neurons(ablated).data[0].x)
+    assert drawn < 4000 and f"; all {whole(drawn)} that fire; amber: 1" in text(test)
     exact = neurons.set_index("label").loc["L1/N5", "exact"]
     assert exact == table.loc["neurons:L1/N5", "change"] and neurons.attrs["measured"] == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,14 @@ def test_logits_are_those_of_the_down_row_through_norm_and_unembedding(tiny: Run
     assert raised["token_id"].tolist() == logits.argsort(descending=True)[: len(raised)].tolist()
     assert lowered["token_id"].tolist() == logits.argsort()[: len(lowered)].tolist()
     np.testing.assert_allclose(frame["logit"], logits[torch.tensor(frame["token_id"].to_numpy())], rtol=1e-4)
-    assert frame.attrs == {"tokens": 6144, "gated": True, "scaled": True}
+    assert frame.attrs == {"tokens": 6144, "signed": True, "scaled": True}
+
+
+def test_a_relu_on_the_up_branch_too_leaves_no_sign(tiny: Run, tmp_path: Path) -> None:
+    """Half of the firings of a gated FFN have a negative product, of one with two ReLUs none has."""
+    shutil.copytree(tiny.path, tmp_path / "both")
+    manifests.update(tmp_path / "both", model={**tiny.manifest.model, "up_relu": True})
+    assert not written(open_run(tmp_path / "both"), str(BUNDLED), 5, 100).attrs["signed"]
 
 
 def test_many_neurons_at_once_are_each_alone(tiny: Run) -> None:
@@ -206,6 +214,8 @@ def test_the_page_shows_values_and_what_the_neuron_writes(show: Show, runs: Path
     answers = answers_to(tiny, str(BUNDLED), 1, 3)
     assert html.count('class="tw-logit raised"') == 12 + (answers["kind"] == "raised").sum()
     assert html.count("without the layers between") == 2, "beside either list of what it writes"
+    assert "Where it fires and its up branch is positive, it makes these likelier, where that is negative less" in html
+    assert "if it is negative, raised and lowered swap" in "\n".join(caption.value for caption in test.caption) + html
     assert ("Nothing stands out from noise: no token" in html) == answers.empty
     assert "by value; two bars to a doubling" in html
     (only,) = set(answers_to(tiny, str(BUNDLED), 0, 200)["kind"])

@@ -39,18 +39,20 @@ def timed(made: ModuleType, tmp_path: Path) -> Run:
 
 def test_the_pages_say_which_layers_are_not_told_apart_from_dense(show: Show, timed: Run) -> None:
     overview = markup(show(timed.path.parent, run="timed")).replace("\u202f", " ")
-    said = "smallest in layer 0: 0.980 × (0.446 × to 3.14 × with 95 % confidence, not told apart from dense)"
+    said = "smallest in layer 0: 1.18 × (0.446 × to 3.14 × with 95 % confidence, not told apart from dense)"
     assert said in overview
     assert "largest in layer 2: 4.10 × (3.86 × to 4.36 × with 95 % confidence)" in overview
     assert "do not tell the two apart" not in overview
     kernels = markup(show(timed.path.parent, "kernels", run="timed")).replace("\u202f", " ")
-    assert "At the right: dense / sparse, and its 95 % interval over those batches." in kernels
+    assert "At the right: dense / sparse, geometric mean of those batches with its 95 % interval." in kernels
     assert "Not told apart from dense, and grey: layer 0." in kernels
 
 
 def test_two_turns_have_no_interval_and_no_verdict(show: Show, made: ModuleType, tmp_path: Path) -> None:
     run = timed_for(made, tmp_path / "brief", turns=2)
-    assert speedup(run)["low"].isna().all()
+    table = speedup(run)
+    assert table["low"].isna().all()
+    np.testing.assert_allclose(table["speedup"], np.sqrt(np.prod(np.array(RATIOS)[:, :2], axis=1)))
     overview = markup(show(tmp_path, run="brief")).replace("\u202f", " ")
     assert "(in 2 batches, too few for an interval)" in overview
     assert "These timings do not tell the two apart." in overview

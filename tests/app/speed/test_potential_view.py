@@ -65,6 +65,13 @@ def test_what_is_left_in_each_layer(timed: Run) -> None:
     assert text.startswith("There are too few timings to be sure, but it seems that layer 3 has most")
     assert "to gain: 0.38 ms, 6.3 % of the pass, because it fires 60 neurons a token" in text
     assert text.endswith("attention takes 5 ms, more than they could gain.")
+    slow = table.assign(left_ms=10_000 * table["left_ms"])  # as on a processor, of a large model
+    slow.attrs = {name: 10_000 * value for name, value in table.attrs.items() if name.endswith("_ms")}
+    slow.attrs |= {"turns": 1, "beaten": 0}
+    said = worth_speeding_up(slow)
+    assert "most to gain: 3,800 ms, 6.3 %" in said and said.endswith(
+        "attention takes 50,000 ms, more than they could gain."
+    )
 
 
 def test_a_layer_is_named_alone_where_its_turns_tell_it_from_every_other(made: ModuleType, tmp_path: Path) -> None:

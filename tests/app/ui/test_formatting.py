@@ -83,7 +83,18 @@ def test_numbers_to_three_significant_digits(value: float | None, text: str) -> 
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0.9912, "99.12"), (0.99998, "99.998"), (0.5, "50"), (0.043, "4.3"), (0.0004, "0.040"), (1.0, "100"), (0.0, "0")],
+    [
+        (0.9912, "99.12"),
+        (0.99998, "99.998"),
+        (1 - 3e-6, "99.9997"),
+        (1 - 1e-16, "100"),
+        (0.5, "50"),
+        (0.043, "4.3"),
+        (0.0004, "0.040"),
+        (8e-7, "0.00008"),
+        (1.0, "100"),
+        (0.0, "0"),
+    ],
 )
 def test_percentages_keep_the_digits_that_tell_them_from_100(share: float, text: str) -> None:
     assert percent(share) == f"{text}{THIN}%"
