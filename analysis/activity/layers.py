@@ -142,11 +142,15 @@ def _dead(summaries: Summaries) -> tuple[dict[str, Any], str]:
         return columns, "dead: no token is unflagged, so that none counts as firing"
     waking = _waking(round(columns["dead_waking"].sum()), int(dead.sum()))
     return columns, (
-        f"dead: no firing on {tokens:,} unflagged token{'s' * (tokens != 1)} of {sequences:,} "
-        f"sequence{'s' * (sequences != 1)}, so such a neuron fires, with 95 % confidence, in less than "
-        f"{100 * of_sequences:.3g} % of sequences, were they independent, and on less than {100 * of_tokens:.3g} % of "
-        f"tokens, were these independent; {waking}"
+        f"dead: no firing on {of_unflagged(tokens, sequences)}, so such a neuron fires, with 95 % confidence, in less "
+        f"than {100 * of_sequences:.3g} % of sequences, were they independent, and on less than "
+        f"{100 * of_tokens:.3g} % of tokens, were these independent; {waking}"
     )
+
+
+def of_unflagged(tokens: int, sequences: int) -> str:
+    """Return what counts are of: 3 unflagged tokens of 1 sequence."""
+    return f"{tokens:,} unflagged token{'s' * (tokens != 1)} of {sequences:,} sequence{'s' * (sequences != 1)}"
 
 
 def dead_bound(n: int) -> float:

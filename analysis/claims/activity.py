@@ -43,11 +43,11 @@ def _layers_for_verdict(run: Run, least_layers: int = 1) -> pd.DataFrame:
     """Return by_layer(run). Raise Missing if it rests on too few tokens, or on fewer than `least_layers` layers, for a
     verdict."""
     if run.layers < least_layers:
-        raise Missing(f"The model has {run.layers} layers: a profile over depth needs at least {least_layers}.")
+        raise Missing(f"A profile over depth needs at least {least_layers} layers, the model has {run.layers}.")
     layers = by_layer(run)
     tokens = int(layers["tokens"].max())
     if tokens < LEAST_TOKENS:
-        raise Missing(f"{tokens:,} tokens were counted: a verdict on layers takes {LEAST_TOKENS:,} or more.")
+        raise Missing(f"A verdict on layers takes {LEAST_TOKENS:,} counted tokens or more, the run has {tokens:,}.")
     return layers
 
 

@@ -102,7 +102,7 @@ def token_lines(run: Run, words: bool = False, rows: int = 12, min_count: int = 
     table = by_word(run, min_count) if words else by_token(run, min_count)
     table = table.sort_values("mean", ascending=False, ignore_index=True)
     name, kind = ("word", "words") if words else ("text", "tokens")
-    yield f"{run.name}: {len(table):,} {kind} that occur at least {min_count} times, by the neurons of a layer that"
+    yield f"{run.name}: {len(table):,} {kind} that occur {min_count} or more times, by the neurons of a layer that"
     errors = "" if words else ", ± standard error over documents"
     yield f"they fire (of {spelled(run.manifest.widths)}; mean over {run.layers} layers{errors})"
     ends = [("most", table.head(rows))]

@@ -91,6 +91,11 @@ def _as_power(match: re.Match[str]) -> str:
     return f"{match[1]}{SPACE}×{SPACE}10{str(int(match[2])).translate(_RAISED)}"
 
 
+def in_table(value: float) -> str:
+    """Return a number as exported tables show it: four digits, and from 10 000 on every one before the point."""
+    return f"{value:.0f}" if 9999.5 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
 def times(ratio: float | None) -> str:
     """Return a ratio with its sign: 1.61 ×."""
     text = number(ratio)

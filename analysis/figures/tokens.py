@@ -95,7 +95,7 @@ def ranking(both: pd.DataFrame) -> go.Figure:
             text=[plot_label(text, 40) for text in rows["text"]],
             hovertemplate=("%{text}<br>" if axis == MEAN_AXIS else "%{text}<br>z %{x:.2f}, ")
             + "mean nnz %{customdata[3]:.3g}<br>"
-            "%{customdata[1]:,} times in %{customdata[2]:,} sequences<extra></extra>",
+            "count %{customdata[1]:,}, sequences %{customdata[2]:,}<extra></extra>",
             row=1,
             col=column,
         )

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pandas.api.extensions import ExtensionArray
 
-from twell.analysis.activity.layers import unflagged_tokens
+from twell.analysis.activity.layers import of_unflagged, unflagged_tokens
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.tokens.by_token import token_text
 from twell.workbench.errors import UserError
@@ -74,7 +74,7 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
     )
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
-        "note": f"over {tokens:,} unflagged tokens of {run.manifest.sequences:,} sequences",
+        "note": f"over {of_unflagged(tokens, run.manifest.sequences)}",
     }
     return frame
 

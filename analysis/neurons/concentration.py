@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from twell.analysis.activity.layers import dead_bound, unflagged_tokens
+from twell.analysis.activity.layers import dead_bound, of_unflagged, unflagged_tokens
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.checks.uncounted import no_counted_token
@@ -76,7 +76,7 @@ def _up_to(fires: NDArray) -> NDArray:
 
 def _about(run: Run, tokens: int) -> dict[str, object]:
     """Return the `attrs` of a table; tokens: how many unflagged tokens it counts."""
-    note = f"over {tokens:,} unflagged tokens of {run.manifest.sequences:,} sequences"
+    note = f"over {of_unflagged(tokens, run.manifest.sequences)}"
     return {"definition": run.manifest.nnz_definition, "note": note, "tokens": tokens}
 
 

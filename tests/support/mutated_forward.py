@@ -100,8 +100,8 @@ MUTANTS: list[Mutant] = [
     ),
     *faults_of(
         "down_schedule.cuh",
-        ("share * kDownCluster + blockIdx.x % kDownCluster", "share * kDownCluster"),
-        ("block * kDownCluster + static_cast<int>(blockIdx.x % kDownCluster)", "block * kDownCluster"),
+        ("share * kDownCluster + rank()", "share * kDownCluster"),
+        ("paired_ ? block * kDownCluster + rank() : block", "paired_ ? block * kDownCluster : block"),
         folder=MANY_ROWS,
     ),
     *faults_of("rows64_load.cuh", ("(blockIdx.x + stages - kept) % stages", "blockIdx.x % stages"), folder=FEW_ROWS),
@@ -148,4 +148,12 @@ MUTANTS: list[Mutant] = [
         ("sum < kNonfiniteUp", "sum < kNonfiniteGate"),
         folder=MANY_ROWS,
     ),
+    *faults_of(
+        "down_schedule.cuh",
+        ("of_single * kDownCluster + rank()", "of_single * kDownCluster"),
+        ("(outputs_ + 1) / kDownCluster", "outputs_ / kDownCluster"),
+        ("paired_ && block == blocks_ * kDownCluster", "false"),
+        folder=MANY_ROWS,
+    ),
+    *faults_of("down.cuh", ("piece.outputs * kTileN < f.d_model", "true"), folder=MANY_ROWS),
 ]

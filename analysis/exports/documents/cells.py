@@ -18,6 +18,7 @@ import pandas as pd
 from twell.analysis.exports.documents.images import WIDTH, figure_of_svg, height, png_images
 from twell.analysis.exports.documents.passage_image import svg
 from twell.analysis.exports.notebook import ShadedText
+from twell.analysis.figures.labels import in_table
 from twell.analysis.figures.style import CONFIG
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -93,7 +94,7 @@ def _bundle(value: Any, image: bytes | None, drawings: dict[int, tuple[str, int]
         if image is None:
             data[SVG] = drawing
     elif isinstance(value, pd.DataFrame):
-        data["text/html"] = value.to_html(border=0, index=False, float_format="{:.4g}".format, na_rep=NO_NUMBER)
+        data["text/html"] = value.to_html(border=0, index=False, float_format=in_table, na_rep=NO_NUMBER)
         data["text/plain"] = value.to_string(index=False, na_rep=NO_NUMBER)
     elif isinstance(value, Run):
         data["text/html"] = value._repr_html_()

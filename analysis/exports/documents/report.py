@@ -28,6 +28,7 @@ from twell.analysis.exports.notebook import shaded_text
 from twell.analysis.exports.tables import ExportedTable, sections
 from twell.analysis.figures import plots
 from twell.analysis.figures.claims.evidence import drawings
+from twell.analysis.figures.labels import in_table
 from twell.analysis.figures.style import CONFIG
 from twell.analysis.overview import overview
 from twell.analysis.shipped import findings_at_hand
@@ -165,7 +166,7 @@ def _section(run: Run, section: ExportedTable) -> str:
     except Missing as reason:
         figure, note = "", f"{reason} {note}".rstrip()
     shown = _named(table.head(ROWS))
-    rows = shown.to_html(index=False, float_format=lambda value: f"{value:.4g}", border=0, na_rep=NO_NUMBER)
+    rows = shown.to_html(index=False, float_format=in_table, border=0, na_rep=NO_NUMBER)
     content = f'<div class="wide">{rows}</div>'
     content = f"<details><summary>Table</summary>{content}</details>" if figure else content
     return f'{head}{figure}{content}<p class="note">{html.escape(note)}</p>'

@@ -166,6 +166,7 @@ def test_page_needs_nothing_else(run: Run, tmp_path: Path) -> None:
     assert "formaldehyde" in text
     assert "did not time the whole forward pass" in text
     assert "<td>all layers</td>" in text
+    assert not re.search(r"<td>[-.\d]+e\+\d+</td>", text), "microseconds are shown in full"
     assert not re.search(r"<td>-1</td>|layer -1", path.read_text(encoding="utf-8").replace(get_plotlyjs(), ""))
     assert (
         path.read_text(encoding="utf-8").count("Plotly.newPlot(")

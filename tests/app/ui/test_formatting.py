@@ -7,6 +7,7 @@ import math
 import pandas as pd
 import pytest
 
+from twell.analysis.figures.labels import in_table
 from twell.app.ui.formatting import (
     aligned,
     decimals,
@@ -135,6 +136,14 @@ def test_the_numbers_of_a_column_share_their_decimals() -> None:
 )
 def test_sentences_get_the_signs_and_spaces_of_the_other_numbers(plain: str, text: str) -> None:
     assert typeset(plain) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(67_654.3, "67654"), (-9999.6, "-10000"), (9999.4, "9999"), (0.123456, "0.1235"), (8e-7, "8e-07")],
+)
+def test_exported_tables_show_large_numbers_in_full(value: float, text: str) -> None:
+    assert in_table(value) == text
 
 
 def test_a_search_finds_what_is_shown_whatever_the_alphabet() -> None:
