@@ -75,9 +75,19 @@ def listed_runs(names: Sequence[str]) -> str:
     return ", ".join(names) if rest <= 1 else f"{', '.join(names[:LISTED])} and {rest} more"
 
 
-def between(low: float, high: float, unit: str = "", form: str = ".3g") -> str:
-    """Return an interval in words, as the cells of tables have it."""
-    return "not known" if np.isnan(low + high) else f"{low:{form}} to {high:{form}}{unit}"
+def between(low: float, high: float, unit: str = "", form: str = "") -> str:
+    """Return an interval in words, as the cells of tables have it; three digits, and as many decimals at both ends."""
+    if np.isnan(low + high):
+        return "not known"
+    return f"{low:{form}} to {high:{form}}{unit}" if form else f"{' to '.join(_alike(low, high))}{unit}"
+
+
+def _alike(*values: float) -> list[str]:
+    short = [f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}" for value in values]
+    if any("e" in text for text in short):  # nearly 0
+        return short
+    decimals = max(len(text.partition(".")[2]) for text in short)
+    return [f"{value:,.{decimals}f}" for value in values]
 
 
 def by_interval(low: float, high: float, claimed: float, nothing: float) -> str:

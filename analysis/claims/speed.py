@@ -67,11 +67,8 @@ class Pass:
 
 
 def _of_size(run: Run, least: float, words: str) -> Pass:
-    """Return how the whole pass was timed: over batches of the capture, or by the bench where those were too few.
-
-    Raise Missing if the model is smaller than those that the claim is about, or if the reference kernel ran.
-    """
-    timed = _timed(run)
+    """Return `timed_pass`. Raise Missing for it, and if the model is smaller than those that the claim is about."""
+    timed = timed_pass(run)
     parameters = run.manifest.model.get("parameters") or 0
     if parameters < least:
         raise Missing(
@@ -81,7 +78,11 @@ def _of_size(run: Run, least: float, words: str) -> Pass:
     return timed
 
 
-def _timed(run: Run) -> Pass:
+def timed_pass(run: Run) -> Pass:
+    """Return how the whole pass was timed: over batches of the capture, or by the bench where those were too few.
+
+    Raise Missing if it was not, or if the reference kernel ran.
+    """
     try:
         batches = model_speedup(run)
     except Missing:

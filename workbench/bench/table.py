@@ -24,6 +24,7 @@ from twell.workbench.run.store import open_run
 from twell.workbench.run.writer import arrow_schema
 
 TABLE = "bench"
+ROOT = Path(__file__).resolve().parents[2]  # of this code
 # A new case replaces an earlier one that is equal in these columns.
 SAME = ("case", "d_model", "d_ff", "rows", "dtype", "device", "weights")
 SOURCES = (".py", ".cpp", ".h", ".cu", ".cuh")
@@ -181,11 +182,11 @@ class Sheet:
             ) from None
 
 
-def commit() -> str:
-    """Return the git commit of this code, or a hash of the kernels' sources if it is no checkout."""
-    root = Path(__file__).resolve().parents[2]
+def commit(root: Path = ROOT) -> str:
+    """Return the git commit of this code, with a + where files of it have changed since; or a hash of the kernels'
+    sources if it is no checkout."""
     if (root / ".git").exists():
-        query = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+        query = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
         commit_id = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
         if commit_id:
             return commit_id

@@ -21,7 +21,6 @@ from twell.analysis.claims.findings import CLAIMS, findings
 from twell.analysis.figures.claims.drawings import bars, curve, dots, intervals
 from twell.analysis.memo import memo_scope
 from twell.analysis.speed.contribution import gain_correlations, layer_gains
-from twell.analysis.speed.speedup import model_speedup
 from twell.analysis.speed.speedup import speedup as layer_speedup
 from twell.analysis.statistics import t_half
 from twell.analysis.tokens.by_token import tokens_spelt
@@ -123,22 +122,19 @@ def _within_tokens(run: Run) -> str:
 
 def _whole_pass(bound: float) -> Draw:
     def draw(run: Run) -> str:
-        timing = model_speedup(run)
-        row = ("whole pass", timing["speedup"], timing["low"], timing["high"])
-        return intervals(
-            [row],
-            bound,
-            f"{bound:g} ×",
-            "dense time over sparse time of the whole pass, with its interval over batches",
-            "{:.2f} ×",
-        )
+        timed = speed.timed_pass(run)
+        row = ("whole pass", timed.ratio, timed.low, timed.high)
+        says = f"dense time over sparse time of the whole pass, with its interval over {timed.over}"
+        return intervals([row], bound, f"{bound:g} ×", says, "{:.2f} ×")
 
     return draw
 
 
 def _energy(run: Run) -> str:
-    most = 100 * (1 - speed.ENERGY)
-    row = ("energy", 100 * model_speedup(run)["energy"], NAN, NAN)
+    most, energy = 100 * (1 - speed.ENERGY), speed.timed_pass(run).energy
+    if np.isnan(energy):
+        return ""
+    row = ("energy", 100 * energy, NAN, NAN)
     return intervals([row], most, f"claimed: {most:.0f} % or less", "energy of a token, of that of dense", "{:.0f} %")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
+from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from twell.analysis import by_layer, findings, token_classes
 from twell.analysis.figures.claims.drawings import FOOT, HEAD, HEIGHT, bars, curve, intervals
 from twell.analysis.figures.claims.evidence import DRAWINGS, drawing, drawings
-from twell.workbench.run.store import Run
+from twell.workbench.run.store import Run, open_run
 
 
 def svg(image: str) -> str:
@@ -59,3 +61,15 @@ def test_every_claim_that_a_run_can_test_is_drawn_from_its_own_tables(run: Run) 
     if "function word" in words.index:
         assert f">{words.loc['function word', 'difference']:+.2f}<" in svg(drawn["Function words fire little."])
     assert drawing(run, "no such claim") == ""
+
+
+def test_what_the_bench_settles_is_drawn_from_it() -> None:
+    """The recorded run timed one batch whole, which gives no interval and, without a reading of power, no energy."""
+    run = open_run(Path(str(resources.files("twell.data"))) / "recorded" / "h200-28x2048")
+    drawn, said = drawings(run), findings(run).set_index("claim")["this_run"]
+    faster = "The forward pass gains 17 to 20.5 % at 0.5 to 2 B parameters."
+    energy = "Energy per token falls by 11.8 to 17 %."
+    (ratio,) = re.findall(r"runs ([\d.]+) times", said[faster])
+    (saved,) = re.findall(r"takes (\d+) ?% less", said[energy])
+    assert f">{ratio} ×<" in svg(drawn[faster]) and f">{100 - int(saved)} %<" in svg(drawn[energy])
+    assert not [claim for claim, image in drawn.items() if "nan" in svg(image)]

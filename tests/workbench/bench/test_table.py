@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from twell.workbench.bench.cases import _case
 from twell.workbench.bench.options import BenchOptions
-from twell.workbench.bench.table import Sheet
+from twell.workbench.bench.table import Sheet, commit
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import open_run
 from twell.workbench.run.writer import RunWriter, arrow_schema
@@ -76,3 +77,20 @@ def test_a_run_that_is_being_recorded_is_left_alone(tmp_path: Path, make_manifes
     RunWriter(tmp_path / "run", make_manifest())
     with pytest.raises(UserError, match="is still being recorded: wait for it"):
         Sheet(tmp_path / "run")
+
+
+def test_code_that_has_changed_since_its_commit_is_not_called_by_it(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        return subprocess.run(["git", "-C", tmp_path, *who, *arguments], capture_output=True, text=True).stdout.strip()
+
+    (tmp_path / "kernels").mkdir()
+    source = tmp_path / "kernels" / "run.py"
+    source.write_text("1")
+    bare = commit(tmp_path)
+    assert bare.startswith("sources-")
+    git("init"), git("add", "."), git("commit", "-m", "first"), git("tag", "-a", "v1", "-m", "a release")
+    at = git("rev-parse", "HEAD")[:12]
+    assert len(at) == 12 and commit(tmp_path) == at
+    source.write_text("2")
+    assert commit(tmp_path) == f"{at}+"

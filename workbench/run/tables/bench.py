@@ -45,7 +45,12 @@ BENCH = Table(
         Column("unit", "string", "", "the figure's unit"),
         Column("repeats", "int32", "", "turns, of one call to each operation or of several small ones"),
         Column("device", "string", "", "the device that it ran on"),
-        Column("commit", "string", "", "the version of this code: a git commit, else a hash of the kernels' sources"),
+        Column(
+            "commit",
+            "string",
+            "",
+            "the version of this code: a git commit, with a + where files have changed since; else a hash of the kernels' sources",
+        ),
         Column("ffn", "string", "", "gated or plain"),
         Column("graph", "bool", "", "whether calls were replayed from a CUDA graph"),
         Column("low", "float64", "", "least of the turns, where there are several", True),
