@@ -46,10 +46,7 @@ BENCH = Table(
         Column("repeats", "int32", "", "turns, of one call to each operation or of several small ones"),
         Column("device", "string", "", "the device that it ran on"),
         Column(
-            "commit",
-            "string",
-            "",
-            "the version of this code: a git commit, with a + where files have changed since; else a hash of the kernels' sources",
+            "commit", "string", "", "of this code, + where it has changed since; else a hash of the kernels' sources"
         ),
         Column("ffn", "string", "", "gated or plain"),
         Column("graph", "bool", "", "whether calls were replayed from a CUDA graph"),
