@@ -234,7 +234,8 @@ def prepare(params: FFNParams) -> RunAgain | None:
     same shape: y, nnz and what is finite. None for calls in several passes, for a ReLU on both branches, and where the
     weights do not lie as the kernels read them.
 
-    It is one op of two arguments, which makes workspace and results, where a call spends its time on the host.
+    It is one op of two arguments, which makes workspace and results, where a call spends its time on the host. It has
+    the weights' addresses alone: the caller keeps them.
     """
     d_ff, n = params.w_gate.shape[0], params.n
     weights = params.w_gate, params.w_up, params.w_down

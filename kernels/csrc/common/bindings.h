@@ -103,30 +103,32 @@ void by_type(const Tensor& x, const Run& run) {
     run.template operator()<__half>();
 }
 
-// An unwritten tensor on the device of another, contiguous; type: as aoti_torch_dtype_… returns it. Straight from the allocator, as the
-// host's time counts where it is used.
+// An unwritten tensor on the device of another; type: as aoti_torch_dtype_… returns it. Straight from the allocator, as the host's time
+// counts where it is used.
+inline Tensor unwritten(const Tensor& like, int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t type) {
+  int32_t device;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  AtenTensorHandle tensor;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides, type, device, like.get_device_index(), &tensor));
+  return Tensor(tensor);
+}
+
+// The same, contiguous.
 template <size_t N>
 Tensor unwritten(const Tensor& like, const int64_t (&sizes)[N], int32_t type) {
   int64_t strides[N];
   for (int64_t i = N - 1, stride = 1; i >= 0; stride *= sizes[i--]) strides[i] = stride;
-  int32_t device;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  AtenTensorHandle tensor;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(N, sizes, strides, type, device, like.get_device_index(), &tensor));
-  return Tensor(tensor);
+  return unwritten(like, N, sizes, strides, type);
 }
 
-// The same, of another's shape, strides and type.
+// The same, of the other's shape, strides and type.
 inline Tensor unwritten(const Tensor& like) {
   int64_t *sizes, *strides;
-  int32_t type, device;
+  int32_t type;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(like.get(), &sizes));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(like.get(), &strides));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  AtenTensorHandle tensor;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(like.dim(), sizes, strides, type, device, like.get_device_index(), &tensor));
-  return Tensor(tensor);
+  return unwritten(like, like.dim(), sizes, strides, type);
 }
 
 // The tensors of an FFN, as its callers hold them. In the schema: TWELL_FFN_SCHEMA.
@@ -147,6 +149,12 @@ struct FfnTensors {
   template <typename Ffn>
   void put_into(Ffn& f, const Tensor& y, const Tensor& finite, int64_t row, int64_t rows) const {
     put_weights_into(f);
+    put_rows_into(f, y, finite, row, rows);
+  }
+
+  // The same of rows alone, once the weights are there.
+  template <typename Ffn>
+  void put_rows_into(Ffn& f, const Tensor& y, const Tensor& finite, int64_t row, int64_t rows) const {
     f.rows = rows, f.x = as<uint16_t>(x, row * f.d_model);
     f.y = as<uint16_t>(y, row * f.d_model), f.finite = as<uint8_t>(finite, row);
   }

@@ -79,7 +79,7 @@ void place(Ffn& f, char* memory, const Place& offsets, StageSet stages, bool use
 Ffn ffn_of(const Arguments& a, const FfnTensors& tensors) {
   const StageSet stages{a.stages};
   Ffn f = shape_of(tensors, a.rows, a.planned, stages);
-  tensors.put_into(f, a.y, a.finite, a.row, a.rows);
+  tensors.put_rows_into(f, a.y, a.finite, a.row, a.rows);
   f.added = as<uint16_t>(a.added, a.row * f.d_model);
   f.nnz = as<int>(a.counts.nnz, a.row), f.nnz_used = as<int>(a.nnz_used, a.row);
   place(f, as<char>(a.workspace.memory), a.workspace.offsets, stages, f.nnz_used != nullptr);
@@ -126,11 +126,13 @@ void ffn(Arguments a) {
   });
 }
 
-// What is known of a call in one pass before its rows come, so that the like of it can be run again: the host's time counts where that is used.
+// What is known of a call in one pass before its rows come, so that the like of it can be run again: the host's time counts where that is
+// used.
 struct Prepared {
-  Ffn f;                        // but the rows, the results and the workspace
-  std::array<int64_t, 13> offsets;  // of the buffers in the workspace, and its bytes
-  int64_t bytes, stages;
+  Ffn f;                            // but the rows, the results and the workspace
+  std::array<int64_t, 13> offsets;  // of the buffers in the workspace
+  int64_t bytes;                    // of the workspace
+  int64_t stages;
   bool counts;  // whether rows have an nnz
 };
 
@@ -141,7 +143,7 @@ Tensor prepare(Tensor x, Tensor w_gate, Maybe w_up, Tensor w_down, Maybe b_gate,
   const OnDeviceOf there(x);
   const FfnTensors tensors{x, w_gate, w_up, w_down, b_gate, b_up, b_down};
   Prepared call{};
-  if (offsets.size() != call.offsets.size()) throw std::runtime_error("offsets: expected 13, got " + std::to_string(offsets.size()));
+  if (offsets.size() != call.offsets.size()) throw std::runtime_error("offsets: expected " + std::to_string(call.offsets.size()) + ", got " + std::to_string(offsets.size()));
   std::copy(offsets.begin(), offsets.end(), call.offsets.begin());
   call.bytes = bytes, call.counts = counts;
   call.stages = static_cast<int64_t>(Stage::kGate) | static_cast<int64_t>(Stage::kUp) | static_cast<int64_t>(Stage::kDown);
