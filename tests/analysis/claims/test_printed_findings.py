@@ -11,7 +11,7 @@ import pytest
 from twell.analysis import ensure, findings
 from twell.analysis.claims import across
 from twell.analysis.claims.beyond import BEYOND
-from twell.analysis.claims.claim import UNTOLD
+from twell.analysis.claims.claim import UNTOLD, between
 from twell.analysis.claims.findings import markdown, side_by_side
 from twell.workbench.run.store import Run
 
@@ -33,6 +33,21 @@ def test_side_by_side(run: Run, bos_run: Run) -> None:
         cells = line.strip("| ").split(" | ")
         assert cells[0] == claim
         assert [cell.split("**")[1] for cell in cells[1:]] == [table["verdict"][claim] for table in tables]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (1.2836, 1.3, "1.28 to 1.30"),
+        (811.6, 1112.4, "812 to 1,112"),
+        (0.004, 1.2, "0.004 to 1.200"),
+        (-0.0651, -0.032, "-0.0651 to -0.0320"),
+        (2e-5, 0.31, "2e-05 to 0.31"),
+        (float("nan"), float("nan"), "not known"),
+    ],
+)
+def test_intervals_have_as_many_decimals_at_both_ends(low: float, high: float, said: str) -> None:
+    assert between(low, high) == said
 
 
 def test_from_the_command_line(run: Run, bos_run: Run) -> None:

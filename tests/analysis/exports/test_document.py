@@ -81,6 +81,12 @@ def test_notebook_is_what_a_kernel_shows(run: Run, tmp_path: Path) -> None:
     assert drawn == 1 + sum(bool(section.figure_code) for section in SECTIONS) - 3, "it has one source and one phase"
 
 
+def test_a_notebook_shows_microseconds_in_full() -> None:
+    shown = cells.run_cell("import pandas\npandas.DataFrame({'us': [67654.3]})", {})
+    ((output,),), _ = cells.outputs([shown], [""])
+    assert "<td>67654</td>" in output["data"]["text/html"]
+
+
 def kinds_of(outputs: list[Any]) -> list[str]:
     """What each output is: a figure, a printed line, the table's text, or a value."""
     kinds = []
