@@ -156,4 +156,13 @@ MUTANTS: list[Mutant] = [
         folder=MANY_ROWS,
     ),
     *faults_of("down.cuh", ("piece.outputs * kTileN < f.d_model", "true"), folder=MANY_ROWS),
+    *faults_of(
+        "up.cuh",
+        ("step + 1 < steps ? step + 1 : 0", "step + 1"),
+        (
+            "request_step(x_map, w_map, s, ring, task, step, warp, thread)",
+            "request_step(x_map, w_map, s, ring, task, steps - left, warp, thread)",
+        ),
+        folder=MANY_ROWS,
+    ),
 ]

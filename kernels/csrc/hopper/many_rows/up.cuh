@@ -93,6 +93,10 @@ __device__ __forceinline__ void request_step(const CUtensorMap& x_map, const CUt
   }
 }
 
+// Where in k a block's tasks that gather begin, to go round from there. Blocks fire much the same neurons, so CTAs that begin
+// together would all request the same lines.
+__device__ __forceinline__ int first_step_of(int block, int steps) { return uniform(block * 5 % steps); }
+
 template <typename T>
 __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUtensorMap& w_map, const Ffn& f, Shared& s,
                                            const UpTasks& tasks, int steps) {
@@ -120,8 +124,9 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
       const int at = task.consecutive ? f.rows : f.order[task.block * kTileM + first + 16 * i];
       row[i] = at < f.rows ? at : 0, there |= (at < f.rows) << i;
     }
+    int step = first_step_of(task.block, steps);
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step, ring.next()) {
+    for (int left = steps; left > 0; --left, step = step + 1 < steps ? step + 1 : 0, ring.next()) {
       const int k = step * kTileK + chunk * 8;
       const bool inside = k < f.d_model;
       barrier_wait(&s.empty[ring.stage], ring.phase);
