@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import is_float_dtype
+from pandas.api.types import is_bool_dtype, is_float_dtype
 
 from twell.analysis.activity.layers import by_layer, counted_in
 from twell.analysis.replicates import apart, effective_groups, mean_counts, replicate_totals, same_replicates
@@ -86,8 +86,9 @@ def _text(frame: pd.DataFrame) -> str:
     printed = pd.DataFrame(index=frame.index)
     for name, values in frame.replace([np.inf, -np.inf], np.nan).items():  # a ratio to a run that fires nothing
         heading, form = SHOWN.get(str(name), (str(name), "{:.2f}" if is_float_dtype(values) else "{}"))
+        values = values.map({True: "yes", False: "no"}) if is_bool_dtype(values) else values
         printed[heading] = ["–" if pd.isna(value) else form.format(value) for value in values]
-    return printed.replace({"True": "yes", "False": "no"}).to_string(index=False)
+    return printed.to_string(index=False)
 
 
 def of_one_text(runs: Sequence[Run]) -> bool:

@@ -1,0 +1,1 @@
+"""The Streamlit dashboard: it draws what `analysis` computes."""

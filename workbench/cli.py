@@ -192,9 +192,10 @@ def text(chosen: options.TextOptions) -> None:
     """Read a text in a run of its own, and print it shaded; the run is removed afterwards."""
     from twell.analysis.exports.terminal import shaded_lines
     from twell.workbench.text.given import GivenTexts
+    from twell.workbench.text.streams import STDIN, decoded, stdin_blocks
     from twell.workbench.watching.from_objects import capture
 
-    words = sys.stdin.read() if chosen.text == "-" else chosen.text
+    words = chosen.text if chosen.text != STDIN else "".join(decoded("standard input", stdin_blocks(bytes)))
     if not words.strip():
         raise UserError('Expected some words, got none: give them, as in `twell text "A lichen lives here."`.')
     if sys.stderr.isatty():

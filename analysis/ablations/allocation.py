@@ -53,7 +53,8 @@ def allocation(run: Run, budget: float | None = None) -> pd.DataFrame:
     changes); joint, joint_low, joint_high (change with all of them at once; NaN where it was not run); budget (that it
     is for, in nats a token; NaN where it was not for one); unread (share
     of the model's weights that one token need not read then, beside those it need not read now), speedup (1 over the
-    rest): an estimate for batch 1 by bytes alone, NaN where the run does not know the model's size.
+    rest): an estimate for batch 1 by bytes alone, NaN where the run does not know the model's size, or which of its
+    tables one row is read of.
 
     budget: in nats a token. Raises Missing for a run whose layers were not measured one by one.
     """
@@ -123,7 +124,8 @@ def _bytes(run: Run, shares: np.ndarray) -> dict[str, float]:
     """
     model, counts_zeros = run.manifest.model, run.manifest.options.get("threshold") is None
     unknown = not counts_zeros and any(entry.get("has_zeros") for entry in run.manifest.effects)
-    if not model.get("parameters") or not model.get("d_model") or unknown:
+    tables = {entry["unread_table_rows"] for entry in run.manifest.effects if "unread_table_rows" in entry}
+    if not tables or not model.get("parameters") or not model.get("d_model") or unknown:
         return {"unread": np.nan, "speedup": np.nan}
     matrix = model["d_model"] * run.widths  # numbers, by layer
     maps = 2 if "plain" in run.manifest.nnz_definition or model.get("family") in ("opt", "nemotron") else 3
@@ -131,7 +133,7 @@ def _bytes(run: Run, shares: np.ndarray) -> dict[str, float]:
     fired = layers["mean"].to_numpy() / run.widths if counts_zeros else np.ones(run.layers)
     density = layers["used"].to_numpy() / run.widths if run.manifest.counts_used else fired  # of values that are not 0
     before = 1 + (maps - 2) * fired + density  # matrices a layer
-    read = model["parameters"] - (matrix * (maps - before)).sum()
+    read = model["parameters"] - max(tables) - (matrix * (maps - before)).sum()
     unread = float((matrix * shares * density).sum() / read)
     return {"unread": unread, "speedup": 1 / (1 - unread)}
 

@@ -29,15 +29,16 @@ from twell.analysis.summaries.derived import (
     correlation_interval,
     rows_of_classes,
 )
+from twell.analysis.summaries.rank_tables import BINS_A_COARSE_CLASS, LOSS_SCALE
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.summaries.token_class import CLASSES
+from twell.analysis.summaries.z_scores import PRODUCTS
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
-LOSS_SCALE, COARSE_SCALE = 24, 3  # band k is from (k/scale)² to ((k+1)/scale)² nats
+COARSE_SCALE = LOSS_SCALE // BINS_A_COARSE_CLASS  # band k of a scale is from (k/scale)² to ((k+1)/scale)² nats
 
 SUMS = ("tokens", "nnz_sum")
-PRODUCTS = ("product", "nnz_square", "loss_square")
 
 Of = Literal["next", "own"]
 

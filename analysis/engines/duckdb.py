@@ -1,4 +1,4 @@
-"""DuckDB, embedded: the engine that runs in this process. No other module names DuckDB.
+"""DuckDB, embedded: the engine that runs in this process. Beside it `Run.sql` alone names DuckDB.
 
 Nothing is fetched: the extensions that DuckDB would load from the network by itself are switched off, and Parquet is
 built in. Summaries are not read through an engine: they are small, and pyarrow reads them faster than one starts.

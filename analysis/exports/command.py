@@ -21,7 +21,7 @@ import scipy.sparse
 
 from twell.analysis.exports.files import replacing, write_table
 from twell.analysis.exports.tables import ANALYSIS
-from twell.analysis.neurons.coactivation import fired_csr
+from twell.analysis.neurons.coactivation import fired_csr, sampled_layers
 from twell.analysis.neurons.concentration import dead_mask
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import ExportOptions, Format
@@ -160,7 +160,7 @@ def _write_arrays(run: Run, options: ExportOptions) -> list[Path]:
         return [path]
     _require_folder(options.out, "fired, a file a layer in --format npz")
     written = []
-    for layer in sorted(set(run.arrow("fired", ["layer"])["layer"].to_pylist())):
+    for layer in sampled_layers(run):
         matrix, _rows = fired_csr(run, layer)
         path = options.out / f"fired-L{layer}.npz"
         with replacing(path, ".tmp.npz") as temporary:

@@ -21,16 +21,23 @@ SHOWN = 12  # neighbours
 COLUMNS = ["label", "layer", "neuron", "shared", "of", "phi"]
 
 
+def sampled_layers(run: Run) -> list[int]:
+    """Return the layers whose firings the run keeps in `fired`, ascending. Raises Missing where it has no such
+    table."""
+    layers = set[int]()
+    for rows in run.pieces("fired", ["layer"]):
+        layers.update(rows["layer"].unique().to_pylist())
+    return sorted(layers)
+
+
 def fired_csr(run: Run, layer: int) -> tuple[csr_matrix, pd.DataFrame]:
     """Return a layer's values as a CSR matrix, float32 [tokens of the sample, d_ff], and a frame with sequence and
     position of each row."""
-    rows = run.arrow("fired")
-    rows = rows.filter(rows["layer"].to_numpy() == layer).sort_by(
-        [("sequence", "ascending"), ("position", "ascending")]
-    )
+    rows = run.rows("fired", [("layer", "=", layer)])
+    rows = rows.sort_by([("sequence", "ascending"), ("position", "ascending")])
     if not rows.num_rows:
-        recorded = sorted(set(run.arrow("fired", ["layer"])["layer"].to_pylist()))
-        raise UserError(f"Expected a layer whose activations were kept ({', '.join(map(str, recorded))}), got {layer}.")
+        recorded = ", ".join(map(str, sampled_layers(run)))
+        raise UserError(f"Expected a layer whose activations were kept ({recorded}), got {layer}.")
     neuron, value = (rows[name].combine_chunks() for name in ("neuron", "value"))
     counts = neuron.value_lengths().to_numpy(zero_copy_only=False)
     ends = np.append(0, np.cumsum(counts))
@@ -78,11 +85,8 @@ def fires_with(run: Run, layer: int, neuron: int) -> pd.DataFrame:
     layer's firings (--fired), all neurons of the layer are compared on the sample; else neurons of all layers by the
     positions of their examples, which are strong firings alone. Missing where the run keeps neither.
     """
-    if run.has("fired"):
-        try:
-            return _in_sample(run, layer, neuron)
-        except UserError:  # a layer that was not sampled
-            pass
+    if run.has("fired") and layer in sampled_layers(run):
+        return _in_sample(run, layer, neuron)
     if run.none_fired:
         raise Missing(f"No neuron of {run.name} fires, so none fires together with another.")
     if not run.has("examples"):

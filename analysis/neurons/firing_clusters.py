@@ -14,7 +14,7 @@ import pandas as pd
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
-from twell.analysis.neurons.coactivation import as_firings, fired_csr
+from twell.analysis.neurons.coactivation import as_firings, fired_csr, sampled_layers
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
@@ -34,7 +34,7 @@ def firing_clusters(run: Run, layer: int | None = None, least: float = 0.3, min_
         raise UserError(f"Expected a correlation between 0 and 1 to join clusters from, got {least}.")
     if not run.has("fired"):
         raise Missing(f"{run.name} keeps no firings by which to compare all neurons: capture with --fired LAYERS.")
-    layers = sorted(set(run.arrow("fired", ["layer"])["layer"].to_pylist())) if layer is None else [layer]
+    layers = sampled_layers(run) if layer is None else [layer]
     rows, alone = [], {}
     for each in layers:
         clusters, alone[each] = _clusters(run, each, least, min_fires)

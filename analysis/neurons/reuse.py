@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from twell.analysis.neurons.coactivation import as_firings, fired_csr
+from twell.analysis.neurons.coactivation import as_firings, fired_csr, sampled_layers
 from twell.analysis.statistics import effective, jackknife_error, t_half
 from twell.analysis.summaries.derived import drawn_interval
 from twell.analysis.summaries.documents import REPLICATES, read_documents
@@ -104,7 +104,7 @@ def _layers(run: Run) -> list[int]:
     """Return the layers whose firings were sampled. Missing where there are none."""
     if not run.has("fired"):
         raise Missing(f"{run.name} holds no sample of firings: capture with --fired LAYERS.")
-    return sorted(set(run.arrow("fired", ["layer"])["layer"].to_pylist()))
+    return sampled_layers(run)
 
 
 def _fired(run: Run, layer: int) -> tuple[csr_matrix, pd.DataFrame]:

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twell.analysis.memo import memoized
-from twell.analysis.speed.speedup import REFERENCE, pairs, sizes, speedup, timings
-from twell.analysis.statistics import t_half
+from twell.analysis.speed.speedup import REFERENCE, geometric, pairs, sizes, speedup, timings
 from twell.workbench.run.store import Run
 
+LEAST_TURNS = 2  # for an interval of the mean over turns, each of which has every layer
 BUSY_LOAD = 1.5  # of the machine, per core, from which other work has slowed a capture
 UNSTEADY_CLOCK = 0.1  # of the GPU's clock, between the least and the greatest of nine readings in ten
 
@@ -39,11 +39,11 @@ def ffn_speedup(run: Run) -> dict[str, Any]:
     """
     frame = speedup(run)
     ratios = turn_ratios(run)
-    low, high = interval(ratios)
+    mean, low, high = geometric(ratios, LEAST_TURNS)
     comparable = bool(frame.attrs["comparable"])
     rows, sums = timings(run), frame[["dense_us", "sparse_us"]].sum()
     return {
-        "speedup": float(np.exp(np.log(ratios).mean()) if len(ratios) > 1 else sums["dense_us"] / sums["sparse_us"]),
+        "speedup": mean if len(ratios) >= LEAST_TURNS else float(sums["dense_us"] / sums["sparse_us"]),
         "low": low,
         "high": high,
         "turns": len(ratios),
@@ -67,16 +67,6 @@ def turn_ratios(run: Run) -> NDArray:
     turns = int(np.bincount(np.unique(layer, return_inverse=True)[1]).min())
     dense, sparse = (np.bincount(turn, values)[:turns] for values in times[:2])
     return dense / sparse
-
-
-def interval(ratios: NDArray) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of ratios, by their logarithms; NaN under two."""
-    n = len(ratios)
-    if n < 2:
-        return np.nan, np.nan
-    logs = np.log(ratios)
-    half = float(t_half(n - 1)) * float(logs.std(ddof=1)) / np.sqrt(n)
-    return float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
 
 
 def busy(run: Run) -> str:
@@ -134,7 +124,7 @@ def conditions(run: Run, op: str = "ffn_sparse") -> str:
 def caveats(speed: dict[str, Any]) -> list[str]:
     """Return the sentences that must stand beside the number of `ffn_speedup`; none where it can be believed."""
     sentences = []
-    if speed["turns"] < 2:
+    if speed["turns"] < LEAST_TURNS:
         sentences.append("Timed once, so how much it varies is not known.")
     elif not speed["tells"]:
         sentences.append("The interval includes 1: this run does not tell sparse from dense.")

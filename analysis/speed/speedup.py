@@ -162,8 +162,8 @@ def _side_by_side(rows: pd.DataFrame, value: str, ops: Sequence[str]) -> tuple[N
 
 
 def _means(group: NDArray, values: NDArray, size: int) -> NDArray:
-    """Return the mean of the values of each group, NaN left out; NaN for a group without any. place [n]: the group of
-    each value, below `size`."""
+    """Return the mean of the values of each group, NaN left out; NaN for a group without any. group [n]: that of each
+    value, below `size`."""
     valid = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
         return np.bincount(group[valid], values[valid], size) / np.bincount(group[valid], minlength=size)
@@ -175,10 +175,10 @@ def over_batches(fewest: int, greatest: int | None = None) -> str:
     return f"one batch{suffix}" if fewest == 1 else f"median of {fewest} batches{suffix}"
 
 
-def geometric(ratios: NDArray) -> tuple[float, float, float]:
-    """Return the geometric mean of ratios of batches, and its 95 % interval by Student's t; NaN under three batches."""
+def geometric(ratios: NDArray, least: int = LEAST_BATCHES) -> tuple[float, float, float]:
+    """Return the geometric mean of ratios, and its 95 % interval by Student's t; NaN ends under `least` ratios."""
     logs, n = np.log(ratios), len(ratios)
-    half = float(t_half(n - 1)) * logs.std(ddof=1) / np.sqrt(n) if n >= LEAST_BATCHES else np.nan
+    half = float(t_half(n - 1)) * logs.std(ddof=1) / np.sqrt(n) if n >= least else np.nan
     mean, low, high = np.exp([logs.mean(), logs.mean() - half, logs.mean() + half])
     return float(mean), float(low), float(high)
 

@@ -24,14 +24,13 @@ from twell.analysis.engines.layer_columns import TOTAL, layer_columns
 from twell.analysis.statistics import band, distinct
 from twell.analysis.summaries.documents import REPLICATES, Documents, SplitDocuments
 from twell.analysis.summaries.part_rows import BLOCK, READ, KeySums, PartRows, add_rows, covered_pieces, grouped, pieces
-from twell.analysis.summaries.rank_tables import entropy_ranks, ranks, ranks_by_class
+from twell.analysis.summaries.rank_tables import LOSS_SCALE, entropy_ranks, ranks, ranks_by_class
 from twell.analysis.summaries.token_class import CLASSES, Classes
 from twell.analysis.summaries.token_sums import tokens
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.part_files import open_part
 from twell.workbench.run.schema import FLAG_NOT_FINITE, SUMMARIES
 
-LOSS_SCALE = 24
 ORIGIN, ORIGIN_SIZES = ("source", "phase", "place"), (2, 4, REPLICATES)  # sizes: of all but the first, and replicates
 ORIGINS = prod(ORIGIN_SIZES)
 

@@ -16,7 +16,8 @@ from twell.analysis.statistics import band
 from twell.analysis.summaries.part_rows import PartRows
 from twell.workbench.run.store import Run
 
-BINS_A_CLASS, BINS_A_COARSE_CLASS = 4, 8  # bands of loss (`part_sums.loss_bins`): floor(6·√loss), floor(3·√loss)
+LOSS_SCALE = 24  # a band of loss is floor(24·√loss) (`part_sums.loss_bins`),
+BINS_A_CLASS, BINS_A_COARSE_CLASS = 4, 8  # and so many of them are a class: floor(6·√loss), floor(3·√loss)
 OF_LOSS = -1  # in place of a layer, of classes of the loss in place of nnz
 COARSE_COUNT, COARSE_REPLICATES = 8, 10
 CLASS_TOKENS = 2**19  # rank correlations come from one to two times as many, of a run that has them

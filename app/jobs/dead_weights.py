@@ -6,22 +6,14 @@ nothing is read; the list of dead neurons on page Neurons reads them when it is 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from twell.analysis.neurons.top_tokens import dead_kinds
-from twell.app.jobs.runner import model_of
+from twell.app.jobs.runner import weights_folder
 from twell.app.ui.formatting import whole
 from twell.app.ui.query import fetch
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 SHORT = "weights under a quarter as long as those of neurons that fire"  # as `dead_kinds` has it
-
-
-def weights_folder(run: Run) -> str:
-    """Return the folder of the run's model, "" where this machine does not have it as a folder."""
-    model = model_of(run)
-    return model[0] if model is not None and Path(model[0]).is_dir() else ""
 
 
 def why_dead(run: Run) -> str:

@@ -161,6 +161,12 @@ def model_of(run: Run) -> tuple[str, str | None] | None:
     return None
 
 
+def weights_folder(run: Run) -> str:
+    """Return the folder of the run's model, "" where this machine does not have it as a folder."""
+    model = model_of(run)
+    return model[0] if model is not None and Path(model[0]).is_dir() else ""
+
+
 def _has_shape_of(folder: Path, run: Run) -> bool:
     """Return whether the model in the folder has the run's layers, width and d_ff."""
     try:

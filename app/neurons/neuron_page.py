@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -16,7 +15,7 @@ from twell.analysis.neurons.coactivation import fires_with
 from twell.analysis.neurons.examples import example_pieces
 from twell.analysis.neurons.logit_lens import SURE, answers_to, written
 from twell.analysis.neurons.values import known, missing, sampled
-from twell.app.jobs.runner import model_of
+from twell.app.jobs.runner import model_of, weights_folder
 from twell.app.neurons.neuron_data import one_neuron
 from twell.app.neurons.neuron_view import examples_html, neighbours_html, written_html
 from twell.app.ui import widgets
@@ -84,11 +83,10 @@ def makes_likelier(frame: pd.DataFrame) -> str:
 
 def draw_first_written(run: Run, layer: int, neuron: int) -> None:
     """Draw in a line which tokens the neuron makes likeliest; nothing where the model's weights are not here."""
-    model = model_of(run)
-    if model is None or not Path(model[0]).is_dir():
+    if not (folder := weights_folder(run)):
         return  # the figure below says why
     with suppress(Missing):
-        frame = fetch(run, written, folder=model[0], layer=layer, neuron=neuron)
+        frame = fetch(run, written, folder=folder, layer=layer, neuron=neuron)
         texts = frame.loc[frame["kind"] == "raised", "text"].head(WRITTEN)
         st.html(
             f'<p class="tw-said">{makes_likelier(frame)}: {" ".join(map(token_html, texts))} '
@@ -151,14 +149,13 @@ def histogram_of(run: Run, layer: int, neuron: int) -> QueryResult | None:
 def draw_logits(run: Run, layer: int, neuron: int) -> None:
     """Draw the tokens whose logits the neuron's row of the down projection raises and lowers most."""
     title = "What it writes"
-    model = model_of(run)
-    if model is None or not Path(model[0]).is_dir():
+    if not (folder := weights_folder(run)):
         widgets.heading(title)
         raise Missing(
             "The tokens that this neuron makes more or less likely are computed from the model's weights, which are "
             "not on this machine. This works for the bundled model, and for a model captured from a local folder."
         )
-    result = query(run, written, folder=model[0], layer=layer, neuron=neuron)
+    result = query(run, written, folder=folder, layer=layer, neuron=neuron)
     frame = result.frame
     sign = (
         " The sign is for a positive up branch; if it is negative, raised and lowered swap."
@@ -177,10 +174,9 @@ def draw_logits(run: Run, layer: int, neuron: int) -> None:
 
 def draw_answers(run: Run, layer: int, neuron: int) -> None:
     """Draw the tokens whose embeddings the neuron's gate row matches best and worst; nothing without the weights."""
-    model = model_of(run)
-    if model is None or not Path(model[0]).is_dir():
+    if not (folder := weights_folder(run)):
         return  # what it writes says why
-    result = query(run, answers_to, folder=model[0], layer=layer, neuron=neuron)
+    result = query(run, answers_to, folder=folder, layer=layer, neuron=neuron)
     frame = result.frame
     rule = (
         f"beyond what {100 * SURE:.0f}{SPACE}% of the layer's gate rows, shuffled, reach with any of "

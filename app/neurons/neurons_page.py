@@ -13,7 +13,8 @@ from twell.analysis.activity.layers import dead_bound
 from twell.analysis.figures import plots
 from twell.analysis.figures.neurons import density_label, density_names
 from twell.analysis.neurons.by_neuron import parse_neuron
-from twell.app.jobs.dead_weights import weights_folder, why_dead
+from twell.app.jobs.dead_weights import why_dead
+from twell.app.jobs.runner import weights_folder
 from twell.app.neurons.near_view import near_values, nearness, with_nearest
 from twell.app.neurons.neuron_data import (
     DENSITIES,

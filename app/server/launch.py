@@ -37,8 +37,7 @@ def launch(options: AppOptions) -> None:
         )
     check_address(options.host, options.port)
     process = subprocess.Popen(command(options))
-    url = f"http://{'[' + options.host + ']' if ':' in options.host else options.host}:{options.port}"
-    threading.Thread(target=_announce, args=(process, options, url), daemon=True).start()
+    threading.Thread(target=_announce, args=(process, options), daemon=True).start()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
@@ -70,6 +69,11 @@ def command(options: AppOptions) -> list[str]:
     ]
 
 
+def url(host: str, port: int) -> str:
+    """Return the address of a page, as a browser reads it: an IPv6 address in brackets."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def check_address(host: str, port: int) -> None:
     """Raise UserError if no server could listen at this address."""
     if not 1 <= port <= 65535:
@@ -83,7 +87,7 @@ def check_address(host: str, port: int) -> None:
         if error.errno == errno.EADDRINUSE:
             raise UserError(
                 f"Expected port {port} to be free, something listens there already: choose another with --port, or "
-                f"open http://{host}:{port} if it is the dashboard."
+                f"open {url(host, port)} if it is the dashboard."
             ) from None
         raise UserError(
             f"Expected an address of this machine, got {host} port {port} ({error.strerror or error}): "
@@ -91,7 +95,7 @@ def check_address(host: str, port: int) -> None:
         ) from None
 
 
-def _announce(process: subprocess.Popen[bytes], options: AppOptions, url: str) -> None:
+def _announce(process: subprocess.Popen[bytes], options: AppOptions) -> None:
     """Print the address, and open a browser, once the server answers there."""
     for _ in range(200):
         if process.poll() is not None:
@@ -101,6 +105,7 @@ def _announce(process: subprocess.Popen[bytes], options: AppOptions, url: str) -
             break
         except OSError:
             time.sleep(0.1)
-    print(f"Dashboard: {url}  (Ctrl-C stops it)", flush=True)
+    address = url(options.host, options.port)
+    print(f"Dashboard: {address}  (Ctrl-C stops it)", flush=True)
     if options.browser:
-        webbrowser.open(url)
+        webbrowser.open(address)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,7 @@ import streamlit as st
 
 from twell.analysis.neurons.at_token import ORDERS, along, beside, first_of_layers, neurons_at, ordered
 from twell.analysis.neurons.logit_lens import promoted
-from twell.app.jobs.runner import model_of
+from twell.app.jobs.runner import weights_folder
 from twell.app.text.passage_view import fullest, opacity
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, number, percent, plural, token_html, visible
@@ -134,11 +133,10 @@ def _pairs(frame: pd.DataFrame) -> Pairs:
 
 def _writes(run: Run, frame: pd.DataFrame) -> dict[tuple[int, int], str]:
     """Return the tokens that each neuron writes, as HTML by layer and index; empty without the weights."""
-    model = model_of(run)
-    if model is None or not Path(model[0]).is_dir():
+    if not (folder := weights_folder(run)):
         return {}
     try:
-        table = fetch(run, promoted, folder=model[0], neurons=_pairs(frame))
+        table = fetch(run, promoted, folder=folder, neurons=_pairs(frame))
     except Missing:
         return {}
     by_neuron = table.groupby(["layer", "neuron"])["text"]

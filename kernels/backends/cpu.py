@@ -3,7 +3,7 @@
 The gate product runs dense over packed panels; a row's fired neurons then take one dot product with the up weights
 and one scaled row of the down weights each. Where too many fire, a block of rows goes on densely, so that no density
 is slow and any is exact. Sums have one order, set by shapes: the same bits on any number of threads. In a forked child
-one thread runs (`dispatch.run`): the parent's threads are not there, and OpenMP would wait for them for ever.
+one thread runs, here and in torch: the parent's threads are not there, and OpenMP would wait for them for ever.
 
 Cost: the gate product, a third of the dense FFN, and about 60 cycles for a fired neuron at d_model 256 in AVX-512.
 The sources are compiled on first use, once for each kind of vector unit.

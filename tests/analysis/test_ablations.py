@@ -20,13 +20,15 @@ from twell.workbench.ablations.appended import append
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run, open_run
 
+ENTRY = {"study": 0, "tokens": 1, "seconds": 0.0, "complete": True, "unread_table_rows": 10**6}
+
 
 def added(run: Run, study: int, harm: float | None = None, **given: Any) -> Run:
     """Append a study of one condition. harm: its change in nats a token, in every document; None: a planted one"""
     rows = rows_of(np.random.default_rng(study), study=study, **given)[0]
     if harm is not None:
         rows["loss_sum"] = rows["base_sum"] + harm * rows["tokens"]
-    append(run.path, "effects", rows, effects=[])
+    append(run.path, "effects", rows, effects=[ENTRY])
     return open_run(run.path)
 
 
@@ -188,11 +190,13 @@ def test_an_allocation_says_what_it_costs_together(small: Run) -> None:
     sparse = allocation(run).attrs
     run.manifest.options["threshold"] = 0.0  # a model without zeros reads every weight before
     dense = allocation(run).attrs
-    assert dense["unread"] == pytest.approx(gone * 64 * run.d_ff / 1e7)
+    assert dense["unread"] == pytest.approx(gone * 64 * run.d_ff / 9e6), "a table of embeddings is not read"
     assert dense["speedup"] == pytest.approx(1 / (1 - dense["unread"]))
     density = by_layer(run)["mean"].max() / run.d_ff
     assert 0 < sparse["unread"] < 1.1 * density * dense["unread"]
-    run.manifest.effects.append({"has_zeros": True})  # of which a count above a threshold does not tell
+    counted, run.manifest.effects = run.manifest.effects, [{"study": 9}]
+    assert np.isnan(allocation(run).attrs["unread"]), "no study knows whether the head is tied to the embeddings"
+    run.manifest.effects = [*counted, {"has_zeros": True}]  # of which a count above a threshold does not tell
     assert np.isnan(allocation(run).attrs["unread"])
     run.manifest.model["parameters"] = None
     assert np.isnan(allocation(run).attrs["unread"]) and "batch 1" not in summary(allocation(run))
@@ -226,9 +230,10 @@ def gone(condition: str) -> float:
 def test_columns_are_read_where_a_product_is_used(made: ModuleType, tmp_path: Path) -> None:
     """With a ReLU on both branches: up rows of what fires, columns of the map back of what is used."""
     run = made.make(tmp_path / "both", layers=4, sequences=20, up_relu=True)
+    run.manifest.effects = [ENTRY]
     run.manifest.model.update(parameters=10**7, d_model=64)
     layers, matrix = by_layer(run), 64 * run.d_ff
     fired, used = layers["mean"] / run.d_ff, layers["used"] / run.d_ff
-    read = 10**7 - matrix * (3 * 4 - (1 + fired + used).sum())
+    read = 9 * 10**6 - matrix * (3 * 4 - (1 + fired + used).sum())
     unread = _bytes(run, np.full(4, 0.5))["unread"]
     assert unread == pytest.approx(matrix * 0.5 * used.sum() / read)

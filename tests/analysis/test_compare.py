@@ -242,6 +242,14 @@ def test_a_run_that_fires_nothing_has_no_ratio(
     assert "against none" in output and not re.search(r"\binf\b", output)
 
 
+def test_a_run_keeps_its_name(run: Run, sparser: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Though a truth is printed as yes or no."""
+    named = shutil.copytree(sparser.path, tmp_path / "True")
+    assert compare(CompareOptions(runs=(run.path, named)))["best"].tolist() == [False, True]
+    rows = [line.split() for line in capsys.readouterr().out.split("\n\n")[0].splitlines()]
+    assert [(row[0], row[-1]) for row in rows[1:3]] == [("made", "no"), ("True", "yes")]
+
+
 def test_the_command(run: Run, sparser: Run, capsys: pytest.CaptureFixture) -> None:
     table = compare(CompareOptions(runs=(run.path, sparser.path)))
     output = capsys.readouterr().out

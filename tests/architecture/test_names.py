@@ -1,6 +1,7 @@
-"""Names: one word, one thing. No two classes or type aliases of the product have the same name, private ones included.
+"""Names: one word, one thing. No two classes or type aliases of the product have the same name, private ones included,
+and no two modules say that they are the same.
 
-The rule is a function over a tree of files, so that a test can hand it a tree that breaks the rule and see it fail.
+Each rule is a function over a tree of files, so that a test can hand it a tree that breaks the rule and see it fail.
 """
 
 from __future__ import annotations
@@ -37,6 +38,22 @@ def shared_names(root: Path) -> list[str]:
         for name in type_names(ast.parse(path.read_text(encoding="utf-8"))):
             places[name.lstrip("_")].append(path.relative_to(root).as_posix())
     return [f"{name} is a type in {' and '.join(files)}" for name, files in sorted(places.items()) if len(files) > 1]
+
+
+def shared_docstrings(root: Path) -> list[str]:
+    """Return a sentence for each docstring that several modules have."""
+    places = defaultdict(list)
+    for path in python_files(root):
+        places[ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))].append(path.relative_to(root).as_posix())
+    return [f"{' and '.join(files)} say: {text}" for text, files in places.items() if len(files) > 1]
+
+
+def test_each_module_says_what_it_is(tmp_path: Path) -> None:
+    assert shared_docstrings(ROOT) == []
+    for room in ("kernels", "analysis"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text('"""Timing."""\n')
+    assert shared_docstrings(tmp_path) == ["analysis/__init__.py and kernels/__init__.py say: Timing."]
 
 
 def test_each_type_has_a_name_of_its_own() -> None:

@@ -27,7 +27,7 @@ from twell.workbench.ablations.passes import EVERY, AblationRunner
 from twell.workbench.ablations.spelled import Condition
 from twell.workbench.capturing.forward import Inputs
 from twell.workbench.devices import memory_for
-from twell.workbench.models.own_code import OwnModel
+from twell.workbench.models.own_code import OwnModel, unread_table_rows
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.run.writer import PART_SECONDS
@@ -67,6 +67,7 @@ class Study:
             "model": own.weights,
             "device": own.device.type,
             "has_zeros": own.has_zeros,
+            "unread_table_rows": unread_table_rows(own.model),
             "seconds": 0.0,
             "complete": False,
         }

@@ -27,7 +27,7 @@ from twell.workbench.options import CPU_BATCH
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import COMPLETE, Manifest
 from twell.workbench.run.part_files import read_part
-from twell.workbench.run.rank_share import RankShare
+from twell.workbench.run.rank_share import RankShare, is_alive
 from twell.workbench.run.store import Run
 from twell.workbench.text.sources import TextSource
 from twell.workbench.text.streams import STDIN
@@ -115,7 +115,7 @@ class Ranks(RankShare):
         others = [rank for rank in range(self.world) if rank != self.rank]
         while self.rank == 0 and not stopped() and any(map(self._is_running, others)):
             time.sleep(POLL_SECONDS)
-        self.lost = [rank for rank in others if not self._has_ended(rank) and not self._is_alive(rank)]
+        self.lost = [rank for rank in others if not self._has_ended(rank) and not is_alive(self._processes[rank])]
         if self.rank or self.world == 1 or self.lost or stopped():
             return
         parts = manifests.read(folder).parts
@@ -158,20 +158,13 @@ class Ranks(RankShare):
                 self._store.set(name, value)
 
     def _is_running(self, rank: int) -> bool:
-        return not self._has_ended(rank) and self._is_alive(rank)
+        return not self._has_ended(rank) and is_alive(self._processes[rank])
 
     def _has_ended(self, rank: int) -> bool:
         try:
             return bool(self._store.check([f"ended/{rank}"]))
         except RuntimeError:  # the process that holds the store is gone
             return False
-
-    def _is_alive(self, rank: int) -> bool:
-        try:
-            os.kill(self._processes[rank], 0)
-        except ProcessLookupError:
-            return False
-        return True
 
 
 def _take_gpu(local: int) -> None:

@@ -140,6 +140,16 @@ def has_zeros(model: Any) -> bool:
     return named in ACT2FN and float(ACT2FN[named](torch.full((1,), -1.0))) == 0
 
 
+def unread_table_rows(model: Any) -> int:
+    """Return how many numbers of its tables a model does not read for a token: all rows but one of each embedding.
+
+    A table that the head is tied to is read whole.
+    """
+    head = model.get_output_embeddings().weight
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)} - {head}
+    return sum(table[1:].numel() for table in tables)
+
+
 def masked_map(down: nn.Module, hidden: Tensor, keep: Tensor | None) -> Tensor:
     """Return what a map back gives for hidden [..., d_ff] with some neurons at 0.
 

@@ -34,8 +34,10 @@ def remember(weights: str, folder: str) -> None:
 
 def recall(weights: str) -> str | None:
     """Return the folder that weights of this checksum were last loaded from, if it is still there."""
+    if not weights.isalnum():  # as a run of someone else's may say: a path, to anywhere
+        return None
     try:
         folder = (state_folder() / weights).read_text(encoding="utf-8")
-        return folder if weights.isalnum() and Path(folder).is_dir() else None
+        return folder if Path(folder).is_dir() else None
     except (OSError, RuntimeError, UnicodeError):
         return None

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Timer
+
+PATIENCE = 5.0  # seconds of waiting for another process before it is said
 
 
 def claim(folder: Path, owner: object) -> Callable[[], object] | None:
@@ -32,12 +36,28 @@ def claim(folder: Path, owner: object) -> Callable[[], object] | None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is created if it is missing; wait while another process has it."""
+    """Hold the lock of a folder, which is created if it is missing; wait while another process has it, and say so where
+    that takes long."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            _wait_for(handle, folder)
         yield
     finally:
         os.close(handle)
+
+
+def _wait_for(handle: int, folder: Path) -> None:
+    """Lock a folder that is open. Raises OSError where the file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        said = f"Waiting for another process that writes to {folder} …"
+        timer = Timer(PATIENCE, print, [said], {"file": sys.stderr, "flush": True})
+        timer.daemon = True
+        timer.start()
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        finally:
+            timer.cancel()

@@ -106,12 +106,17 @@ ENTRIES: dict[str, dict[str, Rule]] = {
         **dict.fromkeys(("tokens", "sequences", "loss_tokens"), COUNT),
         **dict.fromkeys(("seconds", "loss_sum"), NUMBER),
     },
-    "effects": {"study": COUNT, "tokens": COUNT, "seconds": NUMBER, "complete": FLAG, "budget": NUMBER},
+    "effects": {
+        **dict.fromkeys(("study", "tokens", "unread_table_rows"), COUNT),
+        **dict.fromkeys(("seconds", "budget"), NUMBER),
+        "complete": FLAG,
+    },
     "left_out": {"file": TEXT, "reason": TEXT, "tokens": COUNT, "sequences": COUNT},
     "parts": {"table": TABLE, "file": ("as text", lambda value: True), "rows": COUNT, "bytes": COUNT, "sha256": DIGEST},
 }
+ADDED = ("budget", "unread_table_rows")  # that not every study has
 ENTRIES_NEED = {
-    name: ("source",) if name == "text" else tuple(rule for rule in rules if rule != "budget")
+    name: ("source",) if name == "text" else tuple(rule for rule in rules if rule not in ADDED)
     for name, rules in ENTRIES.items()
 }
 

@@ -10,7 +10,9 @@ Cost: reading and writing the manifest once for every part that is closed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,17 @@ class RankShare:
                 manifest.ranks[rank]["status"] = INTERRUPTED
             _add_up(manifest)
             manifests.write(folder, manifest)
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process of this host is running; one that has ended is not, even before its parent reads how."""
+    with suppress(OSError, IndexError):  # no /proc here, or no such process
+        return (Path("/proc") / str(process) / "stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    try:
+        os.kill(process, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _add_up(manifest: Manifest) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twell.workbench.errors import UserError
 from twell.workbench.text.sources import TextSource, is_source_name, open_sources, refuse_folder
+from twell.workbench.text.streams import encoded
 
 NAME = "text"  # of the source that given texts are
 
@@ -16,6 +17,9 @@ class GivenTexts(TextSource):
     """The texts that a caller gives, as one source."""
 
     def __init__(self, texts: Sequence[str]) -> None:
+        """Raises UserError for a text with half a character in it."""
+        for number, text in enumerate(texts, start=1):
+            encoded(text, f"text {number}")
         self.texts = tuple(texts)
         self._begin(NAME, None, _documents)
 

@@ -101,6 +101,8 @@ class TrainingFolder:
         Raises UserError that names the difference if the folder belongs to another run, and if another process writes
         to it.
         """
+        if self.writes:
+            self._hold()  # first: two that begin at once must not write into each other's record
         for name, setting in settings.items():
             if name in self.record and self.record[name] != setting:
                 raise UserError(
@@ -111,11 +113,10 @@ class TrainingFolder:
             self.record = {"status": "training", **self.record, **settings}
             if self.writes:
                 self._write_json()
-        if self.writes:
-            self._hold()
 
     def _hold(self) -> None:
-        """Lock the folder. Raises UserError where another process has it."""
+        """Lock the folder, made where it is missing. Raises UserError where another process has it."""
+        self.out.mkdir(parents=True, exist_ok=True)
         self._lock = self._lock or locks.claim(self.out, self)
         if self._lock is None:
             raise UserError(
@@ -228,7 +229,6 @@ class TrainingFolder:
                 path.unlink()
 
     def _write_json(self) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
         temporary = self.out / TEMPORARY
         temporary.write_text(json.dumps(self.record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         os.replace(temporary, self.out / "training.json")

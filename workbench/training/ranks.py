@@ -17,9 +17,8 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from twell.workbench.errors import UserError, first_line
+from twell.workbench.run.rank_share import is_alive
 from twell.workbench.training.sparse_llama import Objective
 
 PATIENCE = timedelta(minutes=30)  # for a rank that evaluates or writes while others wait
@@ -42,7 +42,7 @@ class TrainingRanks:
     def __init__(self, rank: int = 0, world: int = 1, sharded: bool = False, store: Any = None) -> None:
         """sharded: weights are divided over the ranks; store: torch's key-value store, which all ranks reach"""
         self.rank, self.world, self.sharded, self._store = rank, world, sharded, store
-        self._processes: list[tuple[str, int]] = []  # host and process id of each rank
+        self._processes: dict[int, int] = {}  # id of each rank's process on this host
 
     @classmethod
     def from_environment(cls, sharded: bool = False) -> TrainingRanks:
@@ -85,7 +85,8 @@ class TrainingRanks:
                 f"Expected a GPU for each of {self.world} ranks, got none for rank {' and '.join(without)}: launch "
                 "fewer processes, or give --device cpu."
             )
-        self._processes = [(host, int(process)) for _, process, host in ranks]
+        here = socket.gethostname()
+        self._processes = {rank: int(process) for rank, (_, process, host) in enumerate(ranks) if host == here}
         if on_gpu:
             torch.cuda.set_device(local)
         backend = "nccl" if on_gpu else "gloo"
@@ -130,7 +131,7 @@ class TrainingRanks:
         """Return the ranks of this host whose processes have died, once there are any, but within a second."""
         deadline = time.monotonic() + 1
         while True:
-            lost = [rank for rank, process in enumerate(self._processes) if not _is_alive(*process)]
+            lost = [rank for rank, process in self._processes.items() if not is_alive(process)]
             if lost or time.monotonic() > deadline:
                 return lost
             time.sleep(0.01)
@@ -214,19 +215,6 @@ class TrainingRanks:
         if self.agreed(failed is not None):
             raise failed or SystemExit(0)
         return result if self.first else function()
-
-
-def _is_alive(host: str, process: int) -> bool:
-    """Return whether a process is running, as far as this host can tell; one that has ended is not, even if unread."""
-    if host != socket.gethostname():
-        return True
-    with suppress(OSError, IndexError):  # no /proc here
-        return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    try:
-        os.kill(process, 0)
-    except OSError:
-        return False
-    return True
 
 
 def shard(objective: Objective, world: int) -> None:

@@ -144,7 +144,7 @@ class Group:
             number = int(self.numbers[row])
             if number in taken:
                 parent, number = number, next(fresh)
-                self.branches[number] = Branch(parent, self.columns, self.branches[parent].document)
+                self.branches[number] = self._branch(parent, self.columns)
             taken.add(number)
             numbers.append(number)
         self.numbers = np.array(numbers, dtype=np.int32)
@@ -156,8 +156,14 @@ class Group:
         numbers = []
         for number in self.numbers.tolist():
             numbers.append(next(fresh))
-            self.branches[numbers[-1]] = Branch(number, columns, self.branches[number].document)
+            self.branches[numbers[-1]] = self._branch(number, columns)
         self.numbers, self.columns = np.array(numbers, dtype=np.int32), columns
+
+    def _branch(self, number: int, column: int) -> Branch:
+        """Return a sequence that goes on from a column of another's context: from the one that read up to there."""
+        while column < self.branches[number].column and (parent := self.branches[number].parent) is not None:
+            number = parent
+        return Branch(number, column, self.branches[number].document)
 
     def batch(
         self, number: int, special: np.ndarray, d_ff: int, share: float = 1.0
@@ -188,16 +194,16 @@ class Group:
         begins = np.flatnonzero(np.diff(tokens.sequence, prepend=-1))
         spans = dict(zip(tokens.sequence[begins].tolist(), np.split(tokens.column, begins[1:]), strict=True))
 
-        def before(number: int, column: int) -> int:
-            """Return how many tokens the context of a sequence has before a column."""
-            branch = self.branches[number]
-            own = int((spans.get(number, np.empty(0)) < column).sum())
-            return own + (branch.start if branch.parent is None else before(branch.parent, min(column, branch.column)))
-
-        base = [before(int(number), self.branches[int(number)].column) for number in tokens.sequence[begins]]
+        starts: dict[int, int] = {}  # by number: the position of its first token
+        for number, branch in self.branches.items():  # each after its parent
+            starts[number] = branch.start
+            if branch.parent is not None:
+                read = spans.get(branch.parent, np.empty(0))
+                starts[number] = starts[branch.parent] + int(np.searchsorted(read, branch.column))
         lengths = np.diff(begins, append=len(tokens.sequence))
         running = np.arange(len(tokens.sequence)) - np.repeat(begins, lengths)
-        return (running + np.repeat(base, lengths)).astype(np.int32)
+        first = np.array([starts[number] for number in tokens.sequence[begins].tolist()])
+        return (running + np.repeat(first, lengths)).astype(np.int32)
 
     def restart(self, fresh: Iterator[int], lengths: dict[int, int]) -> None:
         """Forget what was written; what follows is of new sequences, which begin where the others ended.

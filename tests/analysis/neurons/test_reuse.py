@@ -124,6 +124,16 @@ def test_a_firing_whose_value_rounds_to_0_has_fired(
         pd.testing.assert_frame_equal(*tables)
 
 
+def test_a_damaged_sample_is_not_passed_over(made: ModuleType, tmp_path: Path) -> None:
+    """Examples answer for layers that were not sampled, and for no others."""
+    run = made.make(tmp_path / "damaged", layers=2, d_ff=64, sequences=8, parts=1, fired=True)
+    assert run.has("examples")
+    (part,) = run.files("fired")
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(UserError, match="differs from its checksum"):
+        fires_with(run, layer=0, neuron=5)
+
+
 def test_without_a_sample(made: ModuleType, tmp_path: Path, run: Run) -> None:
     bare = made.make(tmp_path / "bare", sequences=4, parts=1)
     for question in (reuse, reuse_cache, firing_clusters):

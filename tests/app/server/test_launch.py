@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import tomllib
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from twell.app.server.launch import command, launch
+from twell.app.server.launch import check_address, command, launch, url
 from twell.app.ui.theme import SETTINGS
 from twell.workbench.cli import demo
 from twell.workbench.errors import UserError
@@ -32,6 +33,23 @@ def taken() -> Iterator[int]:
 def test_a_taken_port_is_one_sentence(tmp_path: Path, taken: int) -> None:
     with pytest.raises(UserError, match=rf"Expected port {taken} to be free.*--port"):
         launch(AppOptions(runs=tmp_path, port=taken, browser=False))
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("localhost", "localhost")])
+def test_the_address_can_be_opened(host: str, shown: str) -> None:
+    assert url(host, 8501) == f"http://{shown}:8501"
+
+
+def test_a_taken_port_names_an_address_that_can_be_opened() -> None:
+    with socket.socket(socket.AF_INET6) as listener:
+        try:
+            listener.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(UserError, match=re.escape(f"open http://[::1]:{port} if")):
+            check_address("::1", port)
 
 
 def test_the_demo_looks_at_its_port_before_it_captures(tmp_path: Path, taken: int) -> None:

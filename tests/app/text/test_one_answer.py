@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -96,8 +97,13 @@ def test_a_layer_alone(recorded: Run) -> None:
     [
         ({"text": " \n"}, "Expected some words"),
         ({"text": "words", "generate": -1}, "Expected generate= of at least 0"),
+        ({"text": "caf\udce9"}, "got half a surrogate pair at character 3"),
+        ({"text": "-"}, "Expected UTF-8 in standard input, got byte 0xe9 at byte offset 3"),
     ],
 )
-def test_what_cannot_be_read_is_refused_before_a_model_is_loaded(given: dict[str, object], message: str) -> None:
+def test_what_cannot_be_read_is_refused_before_a_model_is_loaded(
+    given: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 au lait"), "utf-8"))
     with pytest.raises(UserError, match=message):
         cli.text(options.TextOptions(model="no/where", **given))  # type: ignore[arg-type]

@@ -38,6 +38,12 @@ def test_a_folder_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         open_sources(["shards"])
 
 
+def test_half_a_character_is_no_text() -> None:
+    """As the words of a command line have one where they are not UTF-8."""
+    with pytest.raises(UserError, match="got half a surrogate pair at character 3 of text 2: write the character"):
+        sources_of(["words", "caf\udce9 au lait"])
+
+
 def test_a_path_with_nothing_there_is_no_text() -> None:
     with pytest.raises(
         UserError, match=re.escape("got runs/gone, a path with nothing there: check it, or ['runs/gone'] if")

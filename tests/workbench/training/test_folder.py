@@ -224,8 +224,11 @@ def test_a_record_that_cannot_be_read_is_refused(home: Path) -> None:
 
 
 def test_a_folder_is_one_training_s_at_a_time(home: Path) -> None:
-    first = TrainingFolder(home / "twice")
+    first, second = (TrainingFolder(home / "twice") for _ in range(2))  # of which neither finds a record yet
     first.claim(holdout=0.02)
+    with pytest.raises(UserError, match="no other training writes to, one is at"):
+        second.claim(holdout=0.5)
+    assert json.loads((home / "twice" / "training.json").read_text())["holdout"] == 0.02, "the first one's, untouched"
     with pytest.raises(UserError, match="no other training writes to, one is at"):
         TrainingFolder(home / "twice").claim(holdout=0.02)
     del first  # as its process may be

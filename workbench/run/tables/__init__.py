@@ -1,1 +1,1 @@
-"""Declarations of tables that are many: those of summaries that take the means of the whole run."""
+"""Declarations of tables beside a capture's own: benches, ablations, and summaries by the means of the whole run."""
