@@ -23,7 +23,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from twell.workbench.capturing import command
 from twell.workbench.capturing.firings import layers_text
 from twell.workbench.errors import UserError, path_of
-from twell.workbench.models.attach import attached, path_inside, unwrapped
+from twell.workbench.models.attach import attached, name_of, path_inside, unwrapped
+from twell.workbench.models.load import refuse_other_tokenizer
 from twell.workbench.option_fields import check_bounds, plain_values
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.store import Run, refuse_existing
@@ -70,6 +71,8 @@ def capture(
     refuse_existing(folder)
     inner = language_model(model)
     tokenizer = _tokenizer_of(inner) if tokenizer is None else fast(tokenizer)
+    embedding: Any = inner.get_input_embeddings()
+    refuse_other_tokenizer(name_of(inner), tokenizer, len(embedding.weight))
     threshold, kernel = options.get("threshold"), options.get("kernel", "auto")
     with attached(model, tokenizer, threshold=threshold, kernel=kernel) as loaded:
         chosen = CaptureOptions(model=loaded.name, out=folder, **given)

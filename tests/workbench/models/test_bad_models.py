@@ -136,8 +136,9 @@ def test_tokenizer(copied: Path, refused: Twell) -> None:
     path.write_text("{}")
     assert "tokenizer.json" in refused(model=copied)
     path.unlink()
+    assert "one of): save the model's tokenizer there" in refused(model=copied)  # transformers' own line ends in ": "
     (copied / "tokenizer_config.json").unlink()
-    assert "tokenizer.json" in refused(model=copied)
+    assert f"got no file of a tokenizer: tokenizer.save_pretrained('{copied}') puts it there" in refused(model=copied)
 
 
 def test_a_tokenizer_of_ids_that_the_embedding_lacks(tmp_path: Path, copied: Path, refused: Twell) -> None:

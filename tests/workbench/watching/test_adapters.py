@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,3 +136,24 @@ def test_what_holds_a_model(small: Any, tokenizer: PreTrainedTokenizerFast) -> N
 def test_texts_for_a_module_of_ones_own(read: Callable[..., Any], tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(UserError, match="which takes texts, got a Linear: count it with `watch`, ffns= and calls"):
         read(nn.Linear(8, 8), ["the cat"], tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("read", [capture, study])
+def test_a_tokenizer_of_another_model(small: Any, tokenizer: PreTrainedTokenizerFast, read: Callable[..., Any]) -> None:
+    """It is refused before the model runs: on a GPU an id past the embedding ends all use of the device."""
+    with pytest.raises(UserError, match=r"Expected token ids below 50 from the tokenizer of LlamaForCausalLM.*got 319"):
+        read(small, ["the cat"], tokenizer=tokenizer)
+
+
+def test_a_token_for_padding_that_was_added(small: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """The embedding need not have it: no text holds it, and texts of several lengths are captured."""
+    small.resize_token_embeddings(len(tokenizer))
+    padded = deepcopy(tokenizer)
+    padded.add_special_tokens({"pad_token": "[PAD]"})
+    assert padded.pad_token_id == len(tokenizer)
+    texts = ["the cat sat on the mat", "a dog"]
+    run = capture(small, texts, tokenizer=padded, generate=2)
+    for saved in (small, padded):
+        saved.save_pretrained(tmp_path / "padded")
+    again = capture(tmp_path / "padded", texts, generate=2, device="cpu")
+    assert len(again.activity()) == len(run.activity()) > 0
