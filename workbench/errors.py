@@ -55,7 +55,7 @@ def quoted(names: Iterable[str]) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type where it has none, as part of a sentence."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(" .:")
 
 
 def utf8(name: str | Path) -> str:

@@ -24,7 +24,7 @@ from twell.workbench.models.own_code import has_zeros, own_of
 from twell.workbench.option_fields import check_bounds, plain_values
 from twell.workbench.run.store import Run
 from twell.workbench.text.sources import TextSource
-from twell.workbench.watching.from_objects import capture
+from twell.workbench.watching.from_objects import capture, language_model
 
 OF_STUDY = ("neurons", "tokens", "batch_tokens", "seed")  # fields of AblateOptions that are arguments here
 
@@ -56,7 +56,7 @@ def study(
     chosen = AblateOptions(target="", condition=given, **plain_values(options))
     check_bounds(chosen, from_python=True)
     is_object = isinstance(model, nn.Module)
-    if is_object and threshold is None and not has_zeros(unwrapped(model)):
+    if isinstance(model, nn.Module) and threshold is None and not has_zeros(language_model(model)):
         threshold = 0.0
     run = capture(model, texts, tokenizer=tokenizer, out=out, threshold=threshold, timings=0)
     name = str(run.manifest.model["name"])

@@ -205,12 +205,23 @@ def found_ffns(name: str, model: Any, ffns: FFNs | None, advice: str = COUNT) ->
     return found
 
 
-def refuse_unnamed(name: str, model: Any, ffns: FFNs | None) -> None:
+def refuse_unnamed(name: str, model: nn.Module, ffns: FFNs | None) -> None:
+    """Raise UserError for a module that is no model of transformers and whose FFNs the caller does not name."""
     if ffns is None and not isinstance(model, PreTrainedModel):
+        if inside := path_inside(model):
+            raise UserError(
+                f"Expected a model of transformers, or ffns=, got a {name} around one: give what it holds as "
+                f".{inside}, and call the {name} as before."
+            )
         raise UserError(
             f"Expected ffns= for {name}, which is no model of transformers: name its FFNs, as in "
             'ffns={"blocks.0.mlp": ("gate_proj", "up_proj", "down_proj")}.'
         )
+
+
+def path_inside(model: nn.Module) -> str:
+    """Return the path of the model of transformers that a module of the caller's holds, or "" if it holds none."""
+    return next((path for path, one in model.named_modules() if isinstance(one, PreTrainedModel)), "")
 
 
 def _loaded(

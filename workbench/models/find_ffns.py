@@ -84,7 +84,8 @@ def of_family(name: str, model: Any, any_activation: bool = False, advice: str =
         if isinstance(entry, SparseFFN):  # of a model that `load` made
             ffns.append(FoundFFN(path, entry, (), (), entry.activation, entry.up_relu))
             continue
-        maps = _children(name, path, holder, family.maps if hasattr(holder, family.maps[0]) else PLAIN)
+        names = family.maps if hasattr(holder, family.maps[0]) else PLAIN
+        maps = _children(name, path, holder, names, f", or {way}" if advice == COUNT and not any_activation else "")
         idle = () if family.holder else (layer.activation_fn, maps[-1])
         ffns.append(FoundFFN(path, entry, maps, idle, ACTIVATIONS.get(str(activation), ""), None))
     return ffns
@@ -124,14 +125,19 @@ def _module(name: str, model: nn.Module, path: str) -> Any:
         raise UserError(f"Expected a module at {path} in {name}, got nothing there: check ffns=.") from None
 
 
-def _children(name: str, path: str, holder: nn.Module, names: Sequence[str]) -> tuple[nn.Linear, ...]:
-    """Return an FFN's linear maps. Raises UserError for one that is missing, or is more than a linear map."""
+def _children(
+    name: str, path: str, holder: nn.Module, names: Sequence[str], otherwise: str = ""
+) -> tuple[nn.Linear, ...]:
+    """Return an FFN's linear maps. Raises UserError for one that is missing, or is more than a linear map.
+
+    otherwise: what else may be done with adapters, in the sentence
+    """
     maps = []
     for child in names:
         linear = next((module for each, module in holder.named_modules() if each == child), None)
         if type(linear) is not nn.Linear or not linear.weight.is_floating_point():
             got = f"a {type(linear).__name__} as {child}"
-            advice = "merge adapters first; experts and quantised weights the kernels cannot run"
+            advice = f"merge adapters first{otherwise}; experts and quantised weights the kernels cannot run"
             if linear is None:
                 children = ", ".join(each for each, _ in holder.named_children()) or "none"
                 got = f"no {child} among its modules ({children})"
@@ -155,7 +161,7 @@ def maps_back(name: str, model: Any) -> list[nn.Module]:
         threshold_ffn.refuse_unless_causal(name, model)
     return [
         layer.get_submodule(path)
-        for layer, path in zip(layers, threshold_ffn.maps_back(name, model, layers), strict=True)
+        for layer, path in zip(layers, threshold_ffn.maps_back(name, model, layers, True), strict=True)
     ]
 
 

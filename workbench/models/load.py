@@ -36,6 +36,7 @@ from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, ref
 from twell.workbench.models.families import ACTIVATIONS, FAMILIES
 from twell.workbench.models.sizes import decoder_layers, own_sizes
 
+TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "tekken")  # how their names begin
 CONTEXT = 2048  # tokens: the longest sequence unless told otherwise
 
 
@@ -212,13 +213,7 @@ def load(
     loaded = weights.read(checkpoint, dtype)
     loaded.to(torch_device)  # type: ignore[arg-type]  # transformers wraps it without its types
     embedding: Any = loaded.get_input_embeddings()
-    rows = len(embedding.weight)
-    greatest = max(tokenizer.get_vocab().values())
-    if greatest >= rows:
-        raise UserError(
-            f"Expected token ids below {rows} from the tokenizer of {name}, as its embedding has rows (vocab_size), "
-            f"got {greatest}: use the tokenizer that the model was trained with."
-        )
+    refuse_other_tokenizer(name, tokenizer, len(embedding.weight))
     _refuse_overflow(name, embedding.weight)
     probe = Probe()
     ffns: tuple[SparseFFN, ...] = ()
@@ -237,6 +232,18 @@ def load(
     )  # fmt: skip
 
 
+def refuse_other_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) -> None:
+    """Raise UserError for a tokenizer with ids that an embedding of so many rows lacks. An id for padding alone may be
+    one: no text has it."""
+    padding = {tokenizer.pad_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    greatest = max(set(tokenizer.get_vocab().values()) - padding)
+    if greatest >= rows:
+        raise UserError(
+            f"Expected token ids below {rows} from the tokenizer of {name}, as its embedding has rows (vocab_size), "
+            f"got {greatest}: use the tokenizer that the model was trained with."
+        )
+
+
 def _refuse_overflow(name: str, embedding: Tensor) -> None:
     """Raise UserError for embeddings [token, d_model] whose squares overflow: a norm makes zeros of them.
 
@@ -253,6 +260,9 @@ def _refuse_overflow(name: str, embedding: Tensor) -> None:
 
 def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerFast:
     wanted = f"Expected a tokenizer.json beside the weights of {name}"
+    if not any(one.name.startswith(TOKENIZER_FILES) for one in folder.iterdir()):
+        save = f"tokenizer.save_pretrained({str(folder)!r})"
+        raise UserError(f"{wanted}, got no file of a tokenizer: {save} puts it there.")
     try:
         with warnings.catch_warnings():  # of the configuration that lies beside it
             warnings.simplefilter("ignore", FutureWarning)

@@ -110,7 +110,11 @@ def _own(name: str, model: Any, sha256: str, checkpoint: Checkpoint | None) -> O
             f"Expected logits that are the head's product with the last hidden state, got others in {name}, as by a "
             "cap or a scale: its loss cannot be computed here."
         )
-    return OwnModel(name, model, sha256, checkpoint, tuple(maps_back(name, model)), has_zeros(model))
+    downs = maps_back(name, model)
+    for layer, down in enumerate(downs):
+        if not any(threshold_ffn.sizes(down)):  # what an adapter adds would be missing under every condition
+            raise threshold_ffn.adapted(name, layer)
+    return OwnModel(name, model, sha256, checkpoint, tuple(downs), has_zeros(model))
 
 
 def maps_back(name: str, model: Any) -> list[nn.Module]:

@@ -28,6 +28,7 @@ from twell.workbench.models.families import FAMILIES, Family
 MOST_LAYERS = 10_000
 TIED = 2  # times as many parameters as a file that stores one of two tied matrices
 SLACK = 2**22  # parameters, of masks and positions that a file need not store
+NOT_CAUSAL = "Unrecognized configuration class"  # of transformers, for a family without a causal language model
 WIDTHS = "ffn_widths"  # the field of config.json
 FILLED = "filled_up"  # the attribute of a network: widths before it was filled up, and how many numbers that took
 MULTIPLE = 8  # of neurons, as the kernels take them
@@ -75,9 +76,15 @@ def refuse_other_sizes(folder: Path, name: str, config: Any, make: Callable[[], 
         with torch.device("meta"):
             wanted = sum(parameter.numel() for parameter in make().parameters())
     except Exception as error:  # each class checks itself in its own ways
+        why = first_line(error)
+        if why.startswith(NOT_CAUSAL):
+            raise UserError(
+                f"Expected a causal language model in {name}, got model_type {config.model_type}, of which "
+                "transformers has none: give a model that predicts the next token from those before it."
+            ) from None
         raise UserError(
-            f"Expected a config.json in {name} of which transformers can make a network, got an error "
-            f"({first_line(error)}): correct it."
+            f"Expected a config.json in {name} of which transformers can make a network, got an error ({why}): "
+            "correct it."
         ) from None
     if wanted > TIED * elements + SLACK:
         raise UserError(

@@ -21,6 +21,7 @@ from twell.kernels.modules import CountedMap, Probe
 from twell.workbench.errors import UserError
 
 TOKENS = 8  # of a sequence that is tried
+ADAPTED = ".base_layer"  # a map beside which an adapter runs on the same input, as PEFT names it
 
 
 def watch(
@@ -37,12 +38,19 @@ def watch(
     return tuple(counted)
 
 
-def maps_back(name: str, model: PreTrainedModel, blocks: list[nn.Module]) -> list[str]:
-    """Return the path of each layer's map back. Raises UserError where a layer has none, or several."""
+def maps_back(name: str, model: PreTrainedModel, blocks: list[nn.Module], beside_adapters: bool = False) -> list[str]:
+    """Return the path of each layer's map back. Raises UserError where a layer has none, or several.
+
+    beside_adapters: also of one that an adapter runs beside, for who reads what goes into it and changes nothing
+    """
     d_model = int(model.config.get_text_config().hidden_size)
     paths = []
     for layer, block in enumerate(blocks):
         back = [path for path, module in block.named_modules() if _leads_back(path, module, d_model)]
+        adapters = tuple(path.removesuffix(ADAPTED) + "." for path in back if path.endswith(ADAPTED))
+        if adapters and not beside_adapters:
+            raise adapted(name, layer)
+        back = [path for path in back if path.endswith(ADAPTED) or not path.startswith(adapters)]
         attends = any("att" in path for path, _ in block.named_modules())
         if len(back) != 1 or not attends:
             got = f"{len(back)} maps back from one" if attends else "no attention"
@@ -71,6 +79,11 @@ def ffn_parameters(blocks: list[nn.Module]) -> int:
     """Return how many numbers stand in the FFNs' matrices of decoder layers: in linear maps outside attention."""
     maps = [one for block in blocks for path, one in block.named_modules() if "att" not in path and any(sizes(one))]
     return sum(weight.numel() for one in maps for weight in one.parameters() if weight.dim() > 1)
+
+
+def adapted(name: str, layer: int) -> UserError:
+    """Return the refusal of an FFN whose map back is more than a linear map."""
+    return UserError(f"Expected FFNs without adapters in {name}, got one in layer {layer}: merge adapters first.")
 
 
 def _refusal(name: str, model: PreTrainedModel, got: str) -> UserError:

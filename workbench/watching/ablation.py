@@ -21,13 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import hardshrink
-from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
 from twell.workbench.errors import UserError
 from twell.workbench.models import own_code
-from twell.workbench.models.attach import unwrapped
+from twell.workbench.models.attach import refuse_unnamed, unwrapped
 from twell.workbench.models.families import FAMILIES
 from twell.workbench.models.find_ffns import FFNs, named, named_maps, of_family
 from twell.workbench.models.sizes import decoder_layers, own_sizes
@@ -82,8 +81,7 @@ def threshold(model: nn.Module, values: float | Sequence[float], *, ffns: FFNs |
     """
     inner: Any = unwrapped(model)
     name = type(inner).__name__
-    if ffns is None and not isinstance(inner, PreTrainedModel):
-        raise UserError(f"Expected ffns= for {name}, which is no model of transformers: name its FFNs.")
+    refuse_unnamed(name, inner, ffns)
     downs = own_code.maps_back(name, inner) if ffns is None else named_maps(name, inner, ffns)
     try:
         given: Any = [values] * len(downs) if _is_one(values) else values
@@ -112,10 +110,9 @@ def _shrunk(value: float) -> Any:
 
 def _layers(name: str, model: Any, ffns: FFNs | None) -> list[tuple[NeuronTensors, nn.Module | None]]:
     """Return for each layer what is zeroed, and the map back whose input is silenced too, where that is needed."""
+    refuse_unnamed(name, model, ffns)
     if ffns is not None:
         matching = named(name, model, ffns)
-    elif not isinstance(model, PreTrainedModel):
-        raise UserError(f"Expected ffns= for {name}, which is no model of transformers: name its FFNs.")
     else:
         config = model.config.get_text_config()
         family = FAMILIES.get(config.model_type)

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from twell.workbench.capturing import command
 from twell.workbench.capturing.firings import layers_text
 from twell.workbench.errors import UserError, path_of
-from twell.workbench.models.attach import attached, unwrapped
+from twell.workbench.models.attach import attached, name_of, path_inside, unwrapped
+from twell.workbench.models.load import refuse_other_tokenizer
 from twell.workbench.option_fields import check_bounds, plain_values
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.store import Run, refuse_existing
@@ -68,12 +69,24 @@ def capture(
         path_of(model, "a model, or its folder or hub id")
         return command.capture(CaptureOptions(model=str(model), out=folder, **given), sources, not progress)
     refuse_existing(folder)
-    inner = unwrapped(model)
+    inner = language_model(model)
     tokenizer = _tokenizer_of(inner) if tokenizer is None else fast(tokenizer)
+    embedding: Any = inner.get_input_embeddings()
+    refuse_other_tokenizer(name_of(inner), tokenizer, len(embedding.weight))
     threshold, kernel = options.get("threshold"), options.get("kernel", "auto")
     with attached(model, tokenizer, threshold=threshold, kernel=kernel) as loaded:
         chosen = CaptureOptions(model=loaded.name, out=folder, **given)
         return command.record(loaded, chosen, sources, quiet=not progress)
+
+
+def language_model(model: nn.Module) -> PreTrainedModel:
+    """Return the model of transformers that is given, unwrapped. Raises UserError for a module of another kind."""
+    inner = unwrapped(model)
+    if isinstance(inner, PreTrainedModel):
+        return inner
+    name, inside = type(inner).__name__, path_inside(inner)
+    way = f"give what it holds as .{inside}" if inside else "count it with `watch`, ffns= and calls of your own"
+    raise UserError(f"Expected a causal language model of transformers, which takes texts, got a {name}: {way}.")
 
 
 def _temporary() -> Path:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.captures import save_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
 from twell.kernels.modules import Probe
 from twell.workbench.errors import UserError
@@ -136,8 +136,9 @@ def test_tokenizer(copied: Path, refused: Twell) -> None:
     path.write_text("{}")
     assert "tokenizer.json" in refused(model=copied)
     path.unlink()
+    assert "one of): save the model's tokenizer there" in refused(model=copied)  # transformers' own line ends in ": "
     (copied / "tokenizer_config.json").unlink()
-    assert "tokenizer.json" in refused(model=copied)
+    assert f"got no file of a tokenizer: tokenizer.save_pretrained('{copied}') puts it there" in refused(model=copied)
 
 
 def test_a_tokenizer_of_ids_that_the_embedding_lacks(tmp_path: Path, copied: Path, refused: Twell) -> None:
@@ -149,6 +150,16 @@ def test_a_tokenizer_of_ids_that_the_embedding_lacks(tmp_path: Path, copied: Pat
     stored["model"]["vocab"]["F"] = 500  # with a gap below it: no more tokens than rows
     path.write_text(json.dumps(stored), encoding="utf-8")
     assert "got 500" in refused(model=copied)
+
+
+def test_an_encoder_and_decoder(tmp_path: Path, copied: Path, refused: Twell) -> None:
+    """It has nothing to correct in its config.json: it is a model of another kind."""
+    model = T5ForConditionalGeneration(T5Config(vocab_size=320, d_model=16, d_ff=32, num_layers=1, num_heads=2))
+    model.save_pretrained(tmp_path / "t5")
+    for path in copied.glob("tokenizer*"):
+        (tmp_path / "t5" / path.name).write_bytes(path.read_bytes())
+    message = refused("--threshold", "0.1", model=tmp_path / "t5")
+    assert "Expected a causal language model in t5, got model_type t5" in message
 
 
 def test_no_such_model(tmp_path: Path, refused: Twell, monkeypatch: pytest.MonkeyPatch) -> None:
