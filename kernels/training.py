@@ -9,7 +9,8 @@ One call runs forward and backward by one backend, which `choose` names from dev
     out.fires  # int64 [d_ff]: rows on which each neuron fired; 0 in this call's dead neurons
 
 Weights may be float32 masters beside 16-bit x: the op casts them, and returns float32 gradients that were never rounded
-to 16 bits. Under autocast x is cast to its dtype. Without gradients to follow (`torch.no_grad`), nothing is kept.
+to 16 bits. Under autocast x is cast to its dtype. Without gradients to follow (`torch.no_grad`), nothing is kept. One
+backward pass makes all gradients: those of tensors that need none, as frozen weights or data as x, are dropped.
 
 Cost: `reference` runs six dense products backward and keeps two dense matrices; see `backends/` for the others.
 """
@@ -190,7 +191,7 @@ def _check(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None) -
                 _check_size("d_ff", d_ff)
     if rows is not None:
         _check_tensor("rows", rows, x, (x.numel() // d_model,), (torch.uint8,))
-    return _follows_gradients({name: tensor for name, tensor in tensors.items() if tensor is not None})
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors.values())
 
 
 def _check_sums(weights: tuple[Tensor | None, ...], sums: Sequence[Tensor] | None) -> tuple[Tensor | None, ...]:
@@ -207,19 +208,6 @@ def _check_sums(weights: tuple[Tensor | None, ...], sums: Sequence[Tensor] | Non
         if tensor.requires_grad:
             raise ValueError(f"{name}: expected requires_grad=False, as gradients are added to it, got True")
     return (*sums,) if weights[1] is not None else (sums[0], None, sums[1])
-
-
-def _follows_gradients(tensors: dict[str, Tensor]) -> bool:
-    """Return whether gradients are to be followed; raise where some tensors need one and others do not."""
-    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors.values()):
-        return False
-    for name, tensor in tensors.items():
-        if not tensor.requires_grad:
-            raise ValueError(
-                f"{name}: expected requires_grad=True, as one backward pass makes all gradients, x's and the weights', "
-                "got False; use ops.gated_ffn under torch.no_grad(), or torch's own layers, for parts that are frozen"
-            )
-    return True
 
 
 def _check_size(axis: str, size: int) -> int:

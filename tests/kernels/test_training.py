@@ -139,6 +139,19 @@ def test_w_down_by_neuron() -> None:
     assert_close(gradients(turned, out.y, out.l1), expected(tensors), 1e-12)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("needing", [("w_gate", "w_up", "w_down"), ("x",), ("x", "b_up")])
+def test_parts_that_need_no_gradient(needing: tuple[str, ...], compiled: bool) -> None:
+    tensors = random_ffn(4, 8, 16)
+    out = train_ffn(tensors)
+    want = gradients(tensors, out.y, out.l1)
+    given = {name: tensor.detach().requires_grad_(name in needing) for name, tensor in tensors.items()}
+    train = torch.compile(train_ffn, backend="aot_eager", fullgraph=True) if compiled else train_ffn
+    out = train(given)
+    got = gradients({name: given[name] for name in needing}, out.y, out.l1)
+    assert all(torch.equal(got[name], want[name]) for name in needing)
+
+
 def test_gradients_accumulate() -> None:
     tensors = random_ffn(9, 16, 24)
     for _ in range(2):
