@@ -14,7 +14,7 @@ from support.page_elements import markup
 
 from twell.analysis import by_layer, by_word, token_profile
 from twell.analysis.figures.tokens import MIN_COUNT
-from twell.analysis.tokens.text_search import places_of
+from twell.analysis.tokens.word_places import places_of_word
 from twell.app.tokens.word_data import word_layers
 from twell.app.ui.formatting import percent
 from twell.workbench.run.store import Run, open_run
@@ -85,7 +85,20 @@ def test_a_word_that_begins_with_no_letter_stands_after_one() -> None:
     """As in I've: its page said that no token of it is counted."""
     recorded = open_run(Path(str(resources.files("twell.data"))) / "recorded" / "h200-8x2048-text")
     words = by_word(recorded).set_index("word")["count"]
-    places = places_of(recorded, "'ve", limit=1000, whole=True)
+    places = places_of_word(recorded, "'ve", limit=1000)
     assert len(places) == words["'ve"] and set(places["token"]) == {"'ve"}
     for word in ("the", "four", "doesn"):
-        assert len(places_of(recorded, word, limit=1000, whole=True)) == words[word]
+        assert len(places_of_word(recorded, word, limit=1000)) == words[word]
+
+
+def test_places_that_are_not_counted_are_told_from_those_that_are(show: Show, runs: Path, made_run: Run) -> None:
+    """Count 20 stood beside 21 places: one begins a sequence."""
+    counted = by_word(made_run, min_count=1).set_index("word")["count"]
+    places = {word: len(places_of_word(made_run, word)) for word in counted[counted < 10].index}
+    word = next(word for word, number in places.items() if number == counted[word] + 1)
+    shown = markup(show(runs, "token", run="made", word=word))
+    assert f"{places[word]} places, 1 of them (dotted) is not in the count" in shown
+    assert shown.count('class="token out"') == 1
+    whole_word = next(word for word, number in places.items() if 1 < number == counted[word])
+    shown = markup(show(runs, "token", run="made", word=whole_word))
+    assert f"{places[whole_word]} places. Choose" in shown and "token out" not in shown
