@@ -102,3 +102,9 @@ def test_places_that_are_not_counted_are_told_from_those_that_are(show: Show, ru
     whole_word = next(word for word, number in places.items() if 1 < number == counted[word])
     shown = markup(show(runs, "token", run="made", word=whole_word))
     assert f"{places[whole_word]} places. Choose" in shown and "token out" not in shown
+
+
+def test_the_table_of_words_has_columns_that_it_explains(show: Show, runs: Path) -> None:
+    """`effective` and `degrees` stood in it with four decimals, and nothing said of what."""
+    table = show(runs, "tokens", run="made").dataframe[-1].value
+    assert list(table) == ["word", "count", "sequences", "documents", "pieces", "mean", "z", "z_se"]
