@@ -146,3 +146,22 @@ def test_neurons_that_cannot_be_read_are_not_said_to_be_unrecorded(
     made.make(tmp_path / "counts", layers=2, sequences=12, neurons=False)
     assert "one of their files cannot be read" in markup(show(tmp_path, run="torn"))
     assert "not recorded: capture with --probes neurons" in markup(show(tmp_path, run="counts"))
+
+
+def test_a_model_of_one_layer_is_not_compared_with_itself(show: Show, tmp_path: Path, made: ModuleType) -> None:
+    """It fired the most and the fewest neurons in layer 0, in "each of its 1 layer" of "1 layers"."""
+    made.make(tmp_path / "one", layers=1, sequences=40)
+    shown = markup(show(tmp_path, run="one"))
+    layers = by_layer(open_run(tmp_path / "one"))
+    assert "1 layer × 64" in shown and "In its only layer a token meets 512 neurons" in shown
+    assert f"The only layer fires {number(layers['mean'].iloc[0])} neurons per token." in shown
+    assert "never fired</a>." in shown
+    for word in (
+        "fires the fewest",
+        "most in layer",
+        "strongest in layer",
+        "layer by layer",
+        "1 of 1",
+        "summed over layers",
+    ):
+        assert word not in shown, word
