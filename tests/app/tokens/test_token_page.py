@@ -10,6 +10,7 @@ from urllib.parse import quote_plus
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from support import synthetic_runs
 from support.page_elements import markup
 
 from twell.analysis import by_layer, by_word, token_profile
@@ -108,3 +109,23 @@ def test_the_table_of_words_has_columns_that_it_explains(show: Show, runs: Path)
     """`effective` and `degrees` stood in it with four decimals, and nothing said of what."""
     table = show(runs, "tokens", run="made").dataframe[-1].value
     assert list(table) == ["word", "count", "sequences", "documents", "pieces", "mean", "z", "z_se"]
+
+
+def test_a_short_run_leads_from_no_words_to_every_word(show: Show, tmp_path: Path) -> None:
+    """The page that all begin with was a dead end: it told of rows that it had not, and how to ask Python."""
+    synthetic_runs.make(tmp_path / "short", sequences=1, length=40, parts=1)
+    for view in ("words", "tokens"):
+        test = show(tmp_path, "tokens", run="short", view=view)
+        assert "occurs 20 times, the most frequent one" in test.info[0].value
+        assert "These rows answer" not in markup(test) and "answer another question" not in markup(test)
+        every = [link.proto for link in test.get("page_link") if "however rare" in link.proto.label]
+        assert [link.label for link in every] == [f"Every {view[:-1]}, however rare →"]
+        assert "least=1" in every[0].query_string and f"view={view}" in every[0].query_string
+        assert f"The {view} that fire most" in markup(show(tmp_path, "tokens", run="short", view=view, least="1"))
+
+
+def test_neurons_are_whole_numbers_in_the_list_of_the_highest(show: Show, tmp_path: Path) -> None:
+    """91.0 neurons stood under 181."""
+    synthetic_runs.make(tmp_path / "short", sequences=1, length=40, parts=1)
+    numbers = re.findall(r'<span class="number">([^<]*)</span></a>', markup(show(tmp_path, "text", run="short")))
+    assert len(numbers) == 12 and all(number.isdigit() for number in numbers) and min(map(int, numbers)) < 100
