@@ -12,7 +12,7 @@ from twell.app.activity.layer_data import BY_LAYER, SURPRISAL, by_surprisal, dis
 from twell.app.ui import widgets
 from twell.app.ui.formatting import BANDS, dead_limit, percent, plural, with_intervals
 from twell.app.ui.query import Query, fetch, query
-from twell.app.ui.questions import Question, draw_questions
+from twell.app.ui.questions import Question, draw_questions, noted
 from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
 
@@ -93,6 +93,7 @@ def second_relu_sentence(frame: pd.DataFrame) -> str:
 
 def draw_surprisal(run: Run) -> None:
     """Draw nnz against loss: that of the prediction made at a token or, as the user chooses, the token's own."""
+    fetch(run, SURPRISAL.where(of="next"))  # raises Missing before anything is drawn
     heading_area = st.container()
     of = widgets.url_choice("Loss", LOSSES, "of", "next", label_visibility="collapsed")
     result = query(run, SURPRISAL.where(of=of))
@@ -112,7 +113,8 @@ def draw_surprisal(run: Run) -> None:
 widgets.title("How active is each layer?")
 with widgets.show_errors():
     draw_distributions(current_run())
-with widgets.show_errors():
+lacking: dict[str, list[str]] = {}
+with widgets.show_errors(), noted("Activity and surprise", lacking):
     draw_surprisal(current_run())
 with widgets.show_errors():
-    draw_questions(current_run(), QUESTIONS)
+    draw_questions(current_run(), QUESTIONS, lacking)

@@ -209,7 +209,8 @@ def test_a_run_without_loss_and_neurons_says_so(show: Show, runs: Path) -> None:
     assert "not recorded" in markup(test)
     layers = show(runs, "layers", run="counts")
     assert figures(layers) == 2  # activity, and layers against each other
-    assert "no loss was recorded" in notices(layers)
+    assert re.search(r"Left out: [^<]*activity and surprise[;.][^<]* no loss was recorded", markup(layers))
+    assert not layers.get("button_group"), "no choice between losses where there is none"
 
 
 def test_no_speedup_is_claimed_from_the_reference(show: Show, runs: Path) -> None:
