@@ -156,12 +156,13 @@ def log_ticks(low: float, high: float, least: int = 2) -> tuple[list[float], lis
     those are many; closer ones if there would be fewer than `least`."""
     first, last = math.floor(math.log10(max(low, 1e-9))), math.ceil(math.log10(max(high, 1e-9)))
     ticks: list[float] = []
-    for steps in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+    fifths = tuple(1 + n / 5 for n in range(45))  # 1, 1.2, 1.4, …, for values that are all of one size
+    for steps in ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10)), fifths):
         candidates = [step * 10.0**power for power in range(first, last + 1) for step in steps]
         ticks = [tick for tick in candidates if low * 0.999 <= tick <= high * 1.001]
         if len(ticks) >= (5 if steps == (1,) else least):
             break
-    return ticks, [number(tick, 1) for tick in ticks]
+    return ticks, [number(tick, 1 if math.isclose(tick, float(f"{tick:.0e}")) else 2) for tick in ticks]
 
 
 def log_scale(values: pd.Series) -> dict[str, Any]:

@@ -165,3 +165,11 @@ def test_a_model_of_one_layer_is_not_compared_with_itself(show: Show, tmp_path: 
         "summed over layers",
     ):
         assert word not in shown, word
+
+
+def test_layers_that_fire_alike_still_have_an_axis_with_numbers(made_run: Run) -> None:
+    """Of three layers around 130 neurons the axis named 100 alone, as it named numbers outside of it."""
+    layers = by_layer(made_run).assign(p10=118.0, mean=130.0, p90=147.0)
+    axis = layer_by_layer(position_blocks(made_run, blocks=16), layers, speedup(made_run)).layout.xaxis2
+    inside = [tick for tick in axis.tickvals if axis.range[0] <= np.log10(tick) <= axis.range[1]]
+    assert len(inside) == len(axis.tickvals) >= 2
