@@ -150,7 +150,7 @@ def test_neurons_that_cannot_be_read_are_not_said_to_be_unrecorded(
 
 def test_a_model_of_one_layer_is_not_compared_with_itself(show: Show, tmp_path: Path, made: ModuleType) -> None:
     """It fired the most and the fewest neurons in layer 0, in "each of its 1 layer" of "1 layers"."""
-    made.make(tmp_path / "one", layers=1, sequences=40)
+    made.make(tmp_path / "one", layers=1, sequences=40, bench=True)
     shown = markup(show(tmp_path, run="one"))
     layers = by_layer(open_run(tmp_path / "one"))
     assert "1 layer × 64" in shown and "In its only layer a token meets 512 neurons" in shown
@@ -160,8 +160,9 @@ def test_a_model_of_one_layer_is_not_compared_with_itself(show: Show, tmp_path: 
         "fires the fewest",
         "most in layer",
         "strongest in layer",
-        "layer by layer",
+        "; layer by layer",
         "1 of 1",
+        "all 1 layer",
         "summed over layers",
     ):
         assert word not in shown, word
