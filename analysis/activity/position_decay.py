@@ -83,8 +83,8 @@ def _bands(run: Run, rows: dict[str, NDArray], positions: dict[str, NDArray]) ->
     numbers, band_index = distinct(rows["band"])
     if len(numbers) < LEAST_BANDS:
         raise Missing(
-            f"{run.name} has unflagged tokens in {len(numbers)} bands of positions: a fit needs at least "
-            f"{LEAST_BANDS}, so sequences of 9 tokens or more."
+            f"{run.name} has unflagged tokens in {len(numbers)} band{'s' * (len(numbers) != 1)} of positions: a fit "
+            f"needs at least {LEAST_BANDS}, so sequences of 9 tokens or more."
         )
     replicates, replicate = distinct(rows["replicate"])
     n, y = np.zeros((2, run.layers + 1, len(replicates), len(numbers)))

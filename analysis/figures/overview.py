@@ -188,7 +188,7 @@ def _add_quantiles(figure: go.Figure, layers: pd.DataFrame, column: int) -> None
     if lowest < 1:
         zero_log_axis(figure, max(highest, 3), "neurons", row=1, col=column)
         return
-    ticks, labels = log_ticks(lowest / 1.5, highest * 1.5)
+    ticks, labels = log_ticks(lowest / 1.3, highest * 1.3)
     figure.update_xaxes(
         type="log",
         range=[math.log10(lowest / 1.3), math.log10(highest * 1.3)],

@@ -153,15 +153,23 @@ def root_color_bar(high: float) -> dict[str, Any]:
 
 def log_ticks(low: float, high: float, least: int = 2) -> tuple[list[float], list[str]]:
     """Return ticks, and their texts, of a logarithmic axis between two values: 1, 3, 10, 30, …; powers of ten only if
-    those are many; closer ones if there would be fewer than `least`."""
+    those are many; closer ones if there would be fewer than `least`: for values of one size 100, 120, 140, …"""
     first, last = math.floor(math.log10(max(low, 1e-9))), math.ceil(math.log10(max(high, 1e-9)))
+
+    def within(candidates: Iterable[float]) -> list[float]:
+        return [tick for tick in candidates if low * 0.999 <= tick <= high * 1.001]
+
     ticks: list[float] = []
-    for steps in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
-        candidates = [step * 10.0**power for power in range(first, last + 1) for step in steps]
-        ticks = [tick for tick in candidates if low * 0.999 <= tick <= high * 1.001]
+    for steps in ((1,), (1, 3), (1, 2, 5)):
+        ticks = within(step * 10.0**power for power in range(first, last + 1) for step in steps)
         if len(ticks) >= (5 if steps == (1,) else least):
             break
-    return ticks, [number(tick, 1) for tick in ticks]
+    for parts in (1, 5, 10, 20, 50) if len(ticks) < least else ():
+        step = 10.0 ** math.floor(math.log10(max(high, 1e-9))) / parts
+        ticks = within(step * n for n in range(1, 10 * parts + 1))
+        if len(ticks) >= least:
+            break
+    return ticks, [number(tick, 1 if math.isclose(tick, float(f"{tick:.0e}")) else 2) for tick in ticks]
 
 
 def log_scale(values: pd.Series) -> dict[str, Any]:

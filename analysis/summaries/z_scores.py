@@ -89,6 +89,17 @@ class Spelling:
         stripped = [*spelt, *(p.lstrip() for p in spelt), *(p.rstrip() for p in spelt), *(p.strip() for p in spelt)]
         return cls(begins, ends, holds, pa.array(stripped, pa.binary()))
 
+    def known(self, token: NDArray) -> NDArray:
+        """Return token ids, in place of those that the vocabulary lacks the one past its last."""
+        unknown = len(self.begins) - 1
+        return np.where((token >= 0) & (token < unknown), token, unknown)
+
+    def word_starts(self, sequence: NDArray, token: NDArray) -> NDArray:
+        """Return the rows at which words begin, of rows in the order of the text. token: as `known` returns them"""
+        joins = np.zeros(len(token), bool)
+        joins[1:] = self.begins[token[1:]] & self.ends[token[:-1]] & (sequence[1:] == sequence[:-1])
+        return np.flatnonzero(~joins)
+
 
 @dataclass(frozen=True)
 class TokenMeans:
@@ -231,11 +242,8 @@ def by_word(rows: PartRows, z: NDArray, nnz: NDArray, spelling: Spelling) -> pa.
     vocabulary. An occurrence of a word has the mean z and mean nnz of its pieces; squares and products of z are as in
     `by_token`.
     """
-    sequence, unknown = rows.sequence, len(spelling.begins) - 1
-    token = np.where((rows.token >= 0) & (rows.token < unknown), rows.token, unknown)
-    joins = np.zeros(len(token), bool)
-    joins[1:] = spelling.begins[token[1:]] & spelling.ends[token[:-1]] & (sequence[1:] == sequence[:-1])
-    starts = np.flatnonzero(~joins)
+    sequence, token = rows.sequence, spelling.known(rows.token)
+    starts = spelling.word_starts(sequence, token)
     bounds = np.append(starts, len(token))
     pieces = np.diff(bounds)
     counted = (np.add.reduceat(rows.flags, starts, dtype=np.int64) == 0) & np.logical_or.reduceat(

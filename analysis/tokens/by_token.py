@@ -66,8 +66,8 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     if not frequent.any():
         highest = int(rows["tokens"].max(initial=0))
         raise Missing(
-            f"No token of {run.name} occurs {min_count} times, the most frequent one {highest} times: ask for a lower "
-            "minimum count."
+            f"No token of {run.name} occurs {min_count} times, the most frequent one {highest} "
+            f"time{'' if highest == 1 else 's'}: ask for a lower minimum count."
         )
     pooled = {name: _pooled(rows, name) for name in SCORES}
     rows["shrunk"], rows["shrunk_se"] = _shrunk(rows, pooled["z"][0])

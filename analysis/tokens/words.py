@@ -46,8 +46,8 @@ def by_word(run: Run, min_count: int = 20) -> pd.DataFrame:
     if not len(rows):
         highest = summaries.columns("words", "occurrences")["occurrences"].max() if total else 0
         raise Missing(
-            f"No word of {run.name} occurs {min_count} times, the most frequent one {highest} times: ask for a lower "
-            "minimum count."
+            f"No word of {run.name} occurs {min_count} times, the most frequent one {highest} "
+            f"time{'' if highest == 1 else 's'}: ask for a lower minimum count."
         )
     sums = {name: rows[name].to_numpy() for name in rows.schema.names if name != "word"}
     n = sums["occurrences"]

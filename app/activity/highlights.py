@@ -73,6 +73,8 @@ def _layers(run: Run) -> str:
     frame = fetch(run, analysis.by_layer)
     if not frame["mean"].any():
         return f"No neuron of any layer fires on any of {plural(frame['tokens'].max(), 'counted token')}."
+    if len(frame) == 1:
+        return f"The only layer fires {number(frame['mean'].iloc[0])} neurons per token."
     high, low = frame.loc[frame["mean"].idxmax()], frame.loc[frame["mean"].idxmin()]
     return (
         f"Layer {high['layer']:.0f} fires the most neurons: {number(high['mean'])} per token, "
@@ -90,10 +92,10 @@ def _dead(run: Run) -> str:
     if worst["dead"] == 0:
         return f"Every neuron fired at least once in {plural(worst['tokens'], 'counted token')}."
     dead = link("neurons", kind="dead")
+    most = f", most in layer {worst['layer']:.0f}: {percent(worst['dead_share'])} of its neurons"
     return (
         f"{whole(frame['dead'].sum())} of {plural(run.neurons, 'neuron')} "
-        f'<a class="plain" href="{dead}">never fired</a>, most in layer {worst["layer"]:.0f}: '
-        f"{percent(worst['dead_share'])} of its neurons."
+        f'<a class="plain" href="{dead}">never fired</a>{most if len(frame) > 1 else ""}.'
     )
 
 
@@ -111,10 +113,11 @@ def _positions(run: Run) -> str:
     numbers = fetch(run, analysis.overview)
     low, high = numbers["first_low"], numbers["first_high"]
     span = f" ({times(low)} to {times(high)} with 95{SPACE}% confidence)" if low is not None else ""
-    return (
-        f"The first position of a sequence fires {times(numbers['first_ratio'])} as many neurons as later positions, "
-        f"summed over layers{span}; layer by layer {number(ratio.min(), 2)} to {number(ratio.max(), 2)}{SPACE}×."
-    )
+    said = f"The first position of a sequence fires {times(numbers['first_ratio'])} as many neurons as later positions"
+    if len(ratio) == 1:
+        return f"{said}{span}."
+    by_layer = f"{number(ratio.min(), 2)} to {number(ratio.max(), 2)}{SPACE}×"
+    return f"{said}, summed over layers{span}; layer by layer {by_layer}."
 
 
 def _surprisal(run: Run) -> str:
@@ -128,11 +131,18 @@ def _surprisal(run: Run) -> str:
     more, fewer = int((frame["low"] > 0).sum()), int((frame["high"] < 0).sum())
     rest = len(frame) - more - fewer
     neither = f", and neither for sure in {rest}" if rest else ""
+    told = f"({interval}n = {whole(strongest['n'])})"
+    if len(frame) == 1:
+        verdict = "more neurons" if more else "fewer neurons" if fewer else "neither more nor fewer neurons for sure"
+        return (
+            f"Where the next token is harder to predict, a token fires {verdict}: rank correlation "
+            f"{fixed(strongest['spearman'])} {told}."
+        )
     return (
         f"Where the next token is harder to predict, a token fires more neurons in {more} of "
         f"{plural(len(frame), 'layer')}, fewer in {fewer}{neither}: rank correlations from "
         f"{fixed(frame['spearman'].min())} to {fixed(frame['spearman'].max())}, strongest in layer "
-        f"{strongest['layer']:.0f} ({interval}n = {whole(strongest['n'])})."
+        f"{strongest['layer']:.0f} {told}."
     )
 
 

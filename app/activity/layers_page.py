@@ -6,14 +6,13 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
-from twell.analysis.activity.layers import dead_bound
 from twell.analysis.figures import plots
 from twell.analysis.figures.layers import layer_rows
 from twell.app.activity.layer_data import BY_LAYER, SURPRISAL, by_surprisal, distributions
 from twell.app.ui import widgets
-from twell.app.ui.formatting import BANDS, percent, plural, rare, with_intervals
+from twell.app.ui.formatting import BANDS, dead_limit, percent, plural, with_intervals
 from twell.app.ui.query import Query, fetch, query
-from twell.app.ui.questions import Question, draw_questions
+from twell.app.ui.questions import Question, draw_questions, noted
 from twell.app.ui.url_state import current_run
 from twell.workbench.run.store import Run
 
@@ -70,10 +69,7 @@ def draw_distributions(run: Run) -> None:
     tokens = int(frame["tokens"].max())
     dead = ""
     if frame["dead_share"].notna().any():
-        dead = (
-            " Dead: the neuron never fired on this text, so it fires on less than "
-            f"{rare(dead_bound(tokens))} of tokens (95 %)."
-        )
+        dead = f" Dead: the neuron never fired on this text; it fires {dead_limit(run, tokens)}."
     widgets.heading(
         "Activity by layer",
         f"Exact counts over {plural(tokens, 'counted token')} in {plural(run.manifest.sequences, 'sequence')}. The "
@@ -97,6 +93,7 @@ def second_relu_sentence(frame: pd.DataFrame) -> str:
 
 def draw_surprisal(run: Run) -> None:
     """Draw nnz against loss: that of the prediction made at a token or, as the user chooses, the token's own."""
+    fetch(run, SURPRISAL.where(of="next"))  # raises Missing before anything is drawn
     heading_area = st.container()
     of = widgets.url_choice("Loss", LOSSES, "of", "next", label_visibility="collapsed")
     result = query(run, SURPRISAL.where(of=of))
@@ -116,7 +113,8 @@ def draw_surprisal(run: Run) -> None:
 widgets.title("How active is each layer?")
 with widgets.show_errors():
     draw_distributions(current_run())
-with widgets.show_errors():
+lacking: dict[str, list[str]] = {}
+with widgets.show_errors(), noted("Activity and surprise", lacking):
     draw_surprisal(current_run())
 with widgets.show_errors():
-    draw_questions(current_run(), QUESTIONS)
+    draw_questions(current_run(), QUESTIONS, lacking)

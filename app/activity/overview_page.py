@@ -25,12 +25,12 @@ from twell.app.jobs.own_text import own_text_link
 from twell.app.ui import widgets
 from twell.app.ui.formatting import (
     SPACE,
+    dead_limit,
     layer_width,
     number,
     pass_spread,
     percent,
     plural,
-    rare,
     times,
     typeset,
     whole,
@@ -91,8 +91,8 @@ def dead_notes(run: Run, numbers: dict[str, Any]) -> tuple[str, ...]:
     neurons, tokens = run.neurons, plural(numbers["tokens"], "counted token")
     return (
         f"{whole(numbers['dead'])} of {whole(neurons)} never fired in {tokens}" + (f": {why}" if why else ""),
-        f"Of {plural(run.manifest.sequences, 'sequence')}. Each fires on less than {rare(numbers['dead_upper'])} of "
-        f"tokens (95{SPACE}%). Page Neurons lists them.",
+        f"Of {plural(run.manifest.sequences, 'sequence')}. Each fires "
+        f"{dead_limit(run, numbers['tokens'])}. Page Neurons lists them.",
     )
 
 

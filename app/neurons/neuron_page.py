@@ -8,7 +8,6 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
-from twell.analysis.activity.layers import dead_bound
 from twell.analysis.figures.neurons import rank_curve, ranks, value_bars, value_distribution
 from twell.analysis.neurons.by_neuron import last_neuron, parse_neuron
 from twell.analysis.neurons.coactivation import fires_with
@@ -19,7 +18,7 @@ from twell.app.jobs.runner import model_of, weights_folder
 from twell.app.neurons.neuron_data import one_neuron
 from twell.app.neurons.neuron_view import examples_html, neighbours_html, written_html
 from twell.app.ui import widgets
-from twell.app.ui.formatting import SPACE, number, percent, plural, rare, token_html, whole
+from twell.app.ui.formatting import SPACE, dead_limit, number, percent, plural, token_html, whole
 from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.url_state import current_run, parameter, run_name
 from twell.workbench.errors import Missing
@@ -43,8 +42,8 @@ def draw_numbers(run: Run, row: dict[str, object]) -> None:
         if fires
         else (
             "Density",
-            f"<{SPACE}{rare(dead_bound(tokens))}",
-            f"dead: never fired on this text, {out_of} (95{SPACE}% bound)",
+            percent(0),
+            f"dead: never fired on this text, {out_of}; it fires {dead_limit(run, tokens)}",
         )
     )
     never = "it is dead: it never fired on this text"

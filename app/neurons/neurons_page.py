@@ -9,7 +9,6 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
-from twell.analysis.activity.layers import dead_bound
 from twell.analysis.figures import plots
 from twell.analysis.figures.neurons import density_label, density_names
 from twell.analysis.neurons.by_neuron import parse_neuron
@@ -30,7 +29,7 @@ from twell.app.neurons.neuron_data import (
     with_written,
 )
 from twell.app.ui import widgets
-from twell.app.ui.formatting import decimals, layer_width, percent, plural, rare, typeset, visible, whole
+from twell.app.ui.formatting import dead_limit, decimals, layer_width, percent, plural, typeset, visible, whole
 from twell.app.ui.query import Query, QueryResult, fetch, query
 from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run, link, one_of, open_page, run_name, sync_url, url_param
@@ -66,7 +65,7 @@ def draw_densities(run: Run) -> None:
         f"Each row: what share of a layer's {layer_width(run)} neurons fires how often. Density: the share of tokens "
         "that fire a neuron. "
         f"Dead: never fired on this text, {plural(tokens, 'token')} in {plural(run.manifest.sequences, 'sequence')}, "
-        f"so the density is below {rare(dead_bound(tokens))} (95 %). Shades go by the square root. "
+        f"so it fires {dead_limit(run, tokens)}. Shades go by the square root. "
         "Choose a cell to list its neurons.",
         result,
         key="density-by-layer",

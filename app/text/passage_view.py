@@ -31,10 +31,15 @@ def opacity(share: float) -> float:
     return MIN_OPACITY + (MAX_OPACITY - MIN_OPACITY) * share
 
 
+def in_unit(value: float, scale: Scale) -> str:
+    """Return a value of a scale without its unit; neurons are whole."""
+    return (whole if scale.unit == "neurons" else number)(value)
+
+
 def legend(scale: Scale) -> str:
     """Return the legend of the shades as HTML: what they show, the ends of the scale, and where these come from."""
     unit = f"{SPACE}{scale.unit}" if scale.unit not in ("", "neurons") else ""
-    low, high = ((whole if scale.unit == "neurons" else number)(end) + unit for end in (scale.low, scale.high))
+    low, high = (in_unit(end, scale) + unit for end in (scale.low, scale.high))
     low = low if scale.low == 0 else f"≤{SPACE}{low}"
     return (
         f'<div class="tw-scale"><span>{html.escape(scale.name)}</span><span>{html.escape(low)}</span>'
@@ -183,7 +188,7 @@ def highest_html(frame: pd.DataFrame, run: str, parameters: dict[str, str], scal
             f'<span class="token" style="background:rgba(47,126,216,{shade:.2f})">'
             f"{html.escape(visible(row.token))}</span>"
             f'<span class="after">{html.escape(running(row.after[:60]))}</span>'
-            f'<span class="number">{html.escape(number(row.value))}</span></a>'
+            f'<span class="number">{html.escape(in_unit(row.value, scale))}</span></a>'
         )
     return f'<div class="tw-places">{"".join(lines)}</div>'
 

@@ -16,7 +16,7 @@ import streamlit as st
 from twell import analysis
 from twell.analysis.statistics import t_half
 from twell.analysis.tokens.contexts import one_place_each
-from twell.analysis.tokens.text_search import first_places
+from twell.analysis.tokens.word_places import first_places
 from twell.app.jobs.asking import names_neurons
 from twell.app.tokens.token_neurons import neurons_caption, neurons_html
 from twell.app.ui import widgets

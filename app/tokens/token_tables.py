@@ -15,6 +15,7 @@ from twell.app.ui.url_state import open_page, run_name
 RANKS = {"mean": "neurons fired", "shrunk": "z, shrunk", "z": "z", "z_position": "z at its position"}
 MAX_ROWS = 5000  # of the table that go to the browser, with these columns only
 COLUMNS = ["text", "token_id", "count", "sequences", "mean", "mean_se", "z", "z_se", "surprisal_mean", "loss_mean"]
+WORD_COLUMNS = ["word", "count", "sequences", "documents", "pieces", "mean", "z", "z_se"]
 
 
 def go_to(chosen: int | str) -> None:
@@ -79,7 +80,7 @@ def draw_word_table(words: QueryResult) -> None:
     frame = words.frame
     caption = f"{plural(len(frame), 'word')}{first_rows_note(len(frame))}. Choose a row to open the word's page."
     widgets.heading("Every word", caption, words)
-    column, frame = st.column_config, frame.head(MAX_ROWS)
+    column, frame = st.column_config, frame.head(MAX_ROWS)[WORD_COLUMNS]
     widgets.choosable(
         frame.assign(word=frame["word"].map(visible)),
         "word-table",
@@ -87,7 +88,8 @@ def draw_word_table(words: QueryResult) -> None:
         column_config={
             "count": column.NumberColumn("count", format="%d", help="how often the word occurs in the text"),
             "sequences": column.NumberColumn("sequences", format="%d", help="sequences in which it occurs"),
-            "pieces": column.NumberColumn("tokens per word", format="%.1f"),
+            "documents": column.NumberColumn("documents", format="%d", help="documents in which it occurs"),
+            "pieces": column.NumberColumn("tokens per word", format="%.1f", help="how many it is cut into, on average"),
             "z": column.NumberColumn("z", format="%+.2f", help="mean z of the word's tokens"),
             "z_se": column.NumberColumn("standard error of z", format="%.2f", help="clustered by document"),
             "mean": column.NumberColumn("mean nnz", format="%.1f", help="neurons per layer, averaged over layers"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pandas as pd
@@ -157,19 +158,37 @@ def dots(of: str, errors: pd.Series) -> str:
     return f"{what}, {with_intervals(errors, more)}.{f' {CUT}' if errors.notna().any() else ''}"
 
 
+def rows_or_why_none(result: QueryResult, every: QueryResult, filters: Filters, noun: str) -> pd.DataFrame:
+    """Return the rows that the filters leave; where there are none, say why, with a link to all if there are some.
+
+    result, every: rows of `analysis.by_token` or `analysis.by_word`, as filtered and all; noun: token, word
+    """
+    try:
+        frame = result.frame
+        if frame.empty:
+            st.info(f"No {noun} matches. Shorten the search, or lower the minimum count.")
+        return frame
+    except Missing as reason:  # a short text, in which none occurs so often
+        st.info(widgets.escape_markdown(str(reason)))
+    with suppress(Missing):
+        if filters.min_count > 1 and len(every.frame):
+            kept = address_filters() | {"view": filters.view, "least": "1"}
+            widgets.page_link("tokens", f"Every {noun}, however rare →", **kept)
+    return pd.DataFrame()
+
+
 def draw_words(run: Run, filters: Filters) -> None:
     """Draw the rows, the ranking and the table of whole words, which may be several tokens long."""
     min_count, search, rank = filters.min_count, filters.search, filters.rank
     words = query(run, WORDS.where(min_count=min_count))
     words = words.then(matching, "word", search) if search else words
     by_z = words
+    words = words.then(most_first, rank) if rank != "z" else words
+    frame = rows_or_why_none(words, query(run, WORDS.where(min_count=1)), filters, "word")
+    if frame.empty:
+        return
     asked = which_order("word", rank, min_count, run.has("activity"))
     widgets.note(f"{asked} {mostly_one_layer(run, rank, 'word')}")
-    words = words.then(most_first, rank) if rank != "z" else words
-    frame = words.frame
-    if frame.empty:
-        st.info("No word matches. Shorten the search, or lower the minimum count.")
-        return
     draw_rows(run, words, rank, "word")
     result = by_z.then(both_ends, END_ROWS)
     title = "Most and least active words, all layers alike"
@@ -202,20 +221,11 @@ def draw_tokens(run: Run, filters: Filters) -> None:
     tokens = tokens.then(matching, "text", search) if search else tokens
     by_z = tokens
     tokens = tokens.then(most_first, rank) if rank == "mean" else tokens
+    frame = rows_or_why_none(tokens, query(run, RANKING.where(min_count=1, rank="shrunk")), filters, "token")
+    if frame.empty:
+        return
     asked = which_order("token", rank, min_count, run.has("activity"))
     widgets.note(f"{asked} {mostly_one_layer(run, rank, 'token')}")
-    try:
-        frame = tokens.frame
-    except Missing as reason:  # a short text, in which no token occurs so often
-        st.info(widgets.escape_markdown(str(reason)))
-        if min_count > 1:
-            widgets.page_link(
-                "tokens", "Every token, however rare →", **address_filters() | {"view": "tokens", "least": "1"}
-            )
-        return
-    if frame.empty:
-        st.info("No token matches. Shorten the search, or lower the minimum count.")
-        return
     draw_rows(run, tokens, rank, "token")
     by = "shrunk" if rank == "mean" else rank  # the rows above say how many neurons
     result = by_z.then(both_ends, END_ROWS)

@@ -12,7 +12,7 @@ from twell import analysis
 from twell.analysis.figures.tokens import MIN_COUNT, word_by_layer
 from twell.analysis.memo import memo_scope
 from twell.analysis.statistics import t_half
-from twell.analysis.tokens.text_search import around_word, places_of
+from twell.analysis.tokens.word_places import around_word, places_of_word
 from twell.app.tokens.fired_data import fired_by_word
 from twell.app.tokens.fired_view import can_tell, draw_fired
 from twell.app.tokens.token_data import ALL_TOKENS
@@ -64,7 +64,7 @@ def draw_word(run: Run, word: str) -> None:
         draw_tokens(run, word)
         left, right = widgets.pair("pair")
         with left, widgets.show_errors():
-            draw_layers(run, word)
+            draw_layers(run, word, int(row["count"]))
         beside = left if can_tell(run, fired_by_word, word=word) else right
         with beside, widgets.show_errors(), noted("neurons with an example at this word", lacking):
             draw_neurons(run, "word", word_neurons, word=word)
@@ -74,11 +74,15 @@ def draw_word(run: Run, word: str) -> None:
     say_left_out(run, lacking)
 
 
-def draw_layers(run: Run, word: str) -> None:
-    """Draw the word's mean nnz in each layer, beside the run's."""
+def draw_layers(run: Run, word: str, count: int) -> None:
+    """Draw the mean nnz in each layer of a word that is counted `count` times, beside the run's."""
     result = query(run, word_layers, word=word)
-    tokens = plural(int(result.frame["tokens"].iloc[0]), "token")
-    caption = f"Mean nnz of {tokens} of this word (filled) and of all tokens of the run (open); axis logarithmic."
+    first = result.frame.iloc[0]
+    tokens, places = plural(int(first["tokens"]), "token"), plural(int(first["places"]), "place")
+    at = f"its first {places}" if first["places"] < count else places
+    caption = (
+        f"Mean nnz of {tokens} of this word, at {at} (filled), and of all tokens of the run (open); axis logarithmic."
+    )
     widgets.heading("Over the layers", caption, result)
     widgets.draw(word_by_layer(result.frame), "word-layers", "The word's mean nnz by layer, beside the run's")
 
@@ -106,15 +110,14 @@ def words_of(run: Run) -> pd.DataFrame:
 
 def draw_places(run: Run, word: str) -> None:
     """Draw a link to each of the word's places, with the nnz there."""
-    result = query(run, places_of, words=word, limit=PLACES, whole=True).then(with_nnz, run, word)
+    result = query(run, places_of_word, word=word, limit=PLACES).then(with_nnz, run, word)
     with widgets.scanning(run):
         frame = result.frame
     if frame.empty:
         return
-    count = f"The first {PLACES} places" if len(frame) == PLACES else plural(len(frame), "place")
     widgets.heading(
         "In the text",
-        f"{count}. Choose a place for its passage and the neurons it fires there.",
+        f"{say_places(frame)}. Choose a place for its passage and the neurons it fires there.",
         result,
     )
     around = [around_word(word, *text) for text in zip(frame["before"], frame["token"], frame["after"], strict=True)]
@@ -124,12 +127,24 @@ def draw_places(run: Run, word: str) -> None:
         f'<a class="tw-jump" href="{link("text", sequence=row.sequence, position=row.position)}">'
         f'<span class="where">{row.sequence}:{row.position}</span>'
         f'<span class="before"><span>{html.escape(running(before[-60:]))}</span></span>'
-        f'<mark class="token">{html.escape(visible(token))}</mark>'
+        f'<mark class="token{"" if row.counted else " out"}">{html.escape(visible(token))}</mark>'
         f'<span class="after">{html.escape(running(after[:60]))}</span>'
         f'<span class="number">{number(row.nnz)}</span></a>'
         for row, (before, token, after) in zip(frame.itertuples(), around, strict=True)
     ]
     st.html(f'<div class="tw-places"><div class="tw-jump names">{names}</div>{"".join(lines)}</div>')
+
+
+def say_places(frame: pd.DataFrame) -> str:
+    """Return how many places there are, and how many of them no statistic counts. frame: as `with_nnz` returns it"""
+    places = f"The first {PLACES} places" if len(frame) == PLACES else plural(len(frame), "place")
+    if frame["counted"].all():
+        return places
+    out = int((~frame["counted"].astype(bool)).sum())
+    return (
+        f"{places}, {whole(out)} of them (dotted) {'is' if out == 1 else 'are'} not in the count: a token there is the "
+        "first of its sequence, or a special one"
+    )
 
 
 def draw_tokens(run: Run, word: str) -> None:

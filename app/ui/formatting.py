@@ -10,6 +10,7 @@ import html
 import re
 from typing import TYPE_CHECKING
 
+from twell.analysis.activity.layers import dead_bound
 from twell.analysis.figures.labels import (
     SPACE,
     aligned,
@@ -39,6 +40,7 @@ __all__ = [
     "BANDS",
     "SPACE",
     "aligned",
+    "dead_limit",
     "decimals",
     "fixed",
     "interval",
@@ -63,6 +65,18 @@ __all__ = [
 ]
 
 BANDS = " as bands, and none where a single document tells"  # behind "with 95 % intervals"
+
+
+def dead_limit(run: Run, tokens: int) -> str:
+    """Return how often a neuron fires at most that fired on none of a run's `tokens` counted tokens, after "it fires":
+    in sequences and, as tokens of one sequence are alike, on tokens only if these were independent."""
+    of_sequences = dead_bound(run.manifest.sequences)
+    if not of_sequences < 1:
+        return "at a rate on other text that so few sequences do not bound"
+    return (
+        f"in less than {percent(of_sequences)} of such sequences (95{SPACE}%), and on less than "
+        f"{rare(dead_bound(tokens))} of tokens, were these independent"
+    )
 
 
 def layer_width(run: Run) -> str:

@@ -56,9 +56,12 @@ class Question:
         return self.meaning.replace("{intervals}", with_intervals(ends))
 
 
-def draw_questions(run: Run, questions: Sequence[Question]) -> None:
-    """Draw each question's figure and what it means, and one line that names those which this run cannot answer."""
-    lacking: dict[str, list[str]] = {}  # titles, by what the run lacks
+def draw_questions(run: Run, questions: Sequence[Question], lacking: dict[str, list[str]] | None = None) -> None:
+    """Draw each question's figure and what it means, and one line that names those which this run cannot answer.
+
+    lacking: titles of further parts of the page that it cannot draw, by what the run lacks
+    """
+    lacking = {} if lacking is None else lacking
     for question in questions:
         with noted(question.title, lacking):
             draw_question(run, question)

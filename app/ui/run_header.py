@@ -24,7 +24,7 @@ def facts(run: Run) -> None:
     """Draw the line that says which model was run, on what, and how."""
     manifest = run.manifest
     texts = [
-        f"{run.layers} layers × {whole(manifest.model['d_model'])}, d_ff {layer_width(run)}",
+        f"{plural(run.layers, 'layer')} × {whole(manifest.model['d_model'])}, d_ff {layer_width(run)}",
         "training"
         if manifest.training
         else f"{plural(manifest.tokens, 'token')} in {plural(manifest.sequences, 'sequence')}",

@@ -182,8 +182,6 @@ a.tw-logit .number { text-align: right; font-size: .87rem; font-variant-numeric:
 .tw-claim img { max-width: 100%; height: auto; }
 .tw-verdicts > div { display: grid; grid-template-columns: minmax(0,6fr) 7.2rem minmax(0,6fr) minmax(0,3fr); gap: 1rem;
   line-height: 1.5; font-size: .9rem; border-bottom: 1px solid rgba(139,149,161,.16); }
-.tw-verdicts span { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
-.tw-verdicts span:nth-child(n+3) { white-space: normal; }
 .tw-verdicts .names { opacity: .72; }
 .tw-verdicts .yes { color: var(--tw-link); font-weight: 600; }
 .tw-verdicts .part { color: var(--tw-link); }

@@ -193,6 +193,7 @@ a.tw-mini:is(:hover, :focus-visible) i { opacity: 1; }
 .tw-place .before { display: flex; justify-content: flex-end; }
 .tw-place .before span { unicode-bidi: isolate; }
 .tw-place .token { border-radius: 3px; padding: 0 .25rem; max-width: 16rem; text-overflow: ellipsis; }
+.tw-places .token.out { text-decoration: underline dotted; text-underline-offset: .3em; }
 .tw-place.names > * { font-family: "Source Sans", sans-serif; opacity: .72; overflow: visible; }
 /* text that is cut fades out instead of ending inside a letter */
 .tw-places .before { mask-image: linear-gradient(to right, transparent, #000 1.5rem); }

@@ -17,7 +17,7 @@ from streamlit.testing.v1 import AppTest
 from support.copied_runs import copy_run
 from support.page_elements import markup, notices
 
-from twell.analysis import by_layer, by_token, by_word, contexts, overview
+from twell.analysis import by_layer, by_neuron, by_token, by_word, contexts, overview
 from twell.app.ui.formatting import number, percent, visible, whole
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
@@ -61,7 +61,12 @@ def test_headline_numbers_are_those_of_the_analysis(show: Show, runs: Path, made
     ):
         assert f"<b>{value}</b>" in page_html
         assert words in page_html
-    assert f"on less than {number(3e6 / tokens, 2)} per million of tokens (95\u202f%)" in page_html
+    limit = f"in less than {percent(3 / made_run.manifest.sequences)} of such sequences (95\u202f%), and on less than "
+    limit += f"{number(3e6 / tokens, 2)} per million of tokens, were these independent"
+    assert f"Each fires {limit}" in page_html
+    dead = by_neuron(made_run).query("fires == 0")["label"].iloc[0]
+    for page, address in (("layers", {}), ("neurons", {}), ("neuron", {"neuron": dead})):
+        assert f"it fires {limit}" in markup(show(runs, page, run="made", **address)), "never of tokens alone"
 
 
 def test_the_definition_of_nnz_is_on_every_page(show: Show, runs: Path) -> None:
@@ -204,7 +209,8 @@ def test_a_run_without_loss_and_neurons_says_so(show: Show, runs: Path) -> None:
     assert "not recorded" in markup(test)
     layers = show(runs, "layers", run="counts")
     assert figures(layers) == 2  # activity, and layers against each other
-    assert "no loss was recorded" in notices(layers)
+    assert re.search(r"Left out: [^<]*activity and surprise[;.][^<]* no loss was recorded", markup(layers))
+    assert not layers.get("button_group"), "no choice between losses where there is none"
 
 
 def test_no_speedup_is_claimed_from_the_reference(show: Show, runs: Path) -> None:

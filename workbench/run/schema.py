@@ -63,7 +63,12 @@ ACTIVITY = Table(
         POSITION,
         TOKEN_ID,
         PHASE,
-        Column("flags", "uint8", "bits", "1 special token, 2 first of its sequence, 4 a pre-activation was not finite"),
+        Column(
+            "flags",
+            "uint8",
+            "bits",
+            '1 special token, 2 first of its sequence, 4 a pre-activation was not finite; in pandas `df["flags"]`',
+        ),
         Column(
             "loss",
             "float16",

@@ -20,10 +20,11 @@ def introduction(run: Run, numbers: dict[str, Any]) -> str:
         run: the run.
         numbers: its `analysis.overview`.
     """
+    layers = "its only layer" if run.layers == 1 else f"each of its {run.layers} layers"
     wrote = " and wrote" if run.manifest.options.get("generate") else ""  # both are counted
     text = (
-        f"{run.manifest.model['name']} read{wrote} {plural(run.manifest.tokens, 'token')}. In each of its "
-        f"{plural(run.layers, 'layer')} a token meets {spelled(run.manifest.widths, whole)} neurons and fires "
+        f"{run.manifest.model['name']} read{wrote} {plural(run.manifest.tokens, 'token')}. In "
+        f"{layers} a token meets {spelled(run.manifest.widths, whole)} neurons and fires "
         f"{number(numbers['nnz_mean'])} of them on average, its nnz; the other {percent(numbers['sparsity'])}"
     )
     if (threshold := run.manifest.options.get("threshold")) is not None:

@@ -44,7 +44,8 @@ def bench_speedup(run: Run) -> tuple[float, str] | None:
     speedup = float((chosen["us"] * chosen["speedup"]).sum() / chosen["us"].sum())
     timed = [f"L{layer}" for layer in sorted(chosen["layer"].unique())]
     few = f"{len(timed)} of {run.layers} layers ({', '.join(timed)})"
-    where = few if len(timed) < run.layers else f"all {plural(run.layers, 'layer')}"
+    every = "the only layer" if run.layers == 1 else f"all {run.layers} layers"
+    where = few if len(timed) < run.layers else every
     return speedup, f"{where} at {whole(nearest)} rows a call"
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from twell.analysis.tokens import text_search
-from twell.analysis.tokens.text_search import places_of, starts_of
+from twell.analysis.tokens.text_search import places_of
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.run.summary_only import copy_without_activity
@@ -66,19 +64,6 @@ def test_words_do_not_run_from_one_sequence_into_the_next(run: Run, rows: pd.Dat
     assert across.split()
     assert places_of(run, across).empty
     assert places_of(run, "  ").empty
-
-
-def test_a_whole_word_is_found_by_its_letters_as_by_its_pattern(
-    run: Run, rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = run.decode(rows.sort_values(["sequence", "position"])["token_id"].tolist())
-    words = sorted({word for word in re.findall(r"[A-Za-z]+", text) if 2 <= len(word) <= 4 and text.count(word) > 5})
-    found = {word: starts_of(run, word, 10_000, whole=True) for word in [*words[:12], words[0][1:], "'s"]}
-    assert sum(len(places) < text.count(word) for word, places in found.items()) > 3, "parts of words are not words"
-    assert len(starts_of(run, words[0], 2, whole=True)) == 2
-    monkeypatch.setattr(text_search, "_next_match", lambda pattern, text, start, literal: pattern.search(text, start))
-    for word, places in found.items():
-        pd.testing.assert_frame_equal(places, starts_of(run, word, 10_000, whole=True))
 
 
 def test_a_run_without_rows_says_so(run: Run, tmp_path: Path) -> None:

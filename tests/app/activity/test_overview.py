@@ -146,3 +146,31 @@ def test_neurons_that_cannot_be_read_are_not_said_to_be_unrecorded(
     made.make(tmp_path / "counts", layers=2, sequences=12, neurons=False)
     assert "one of their files cannot be read" in markup(show(tmp_path, run="torn"))
     assert "not recorded: capture with --probes neurons" in markup(show(tmp_path, run="counts"))
+
+
+def test_a_model_of_one_layer_is_not_compared_with_itself(show: Show, tmp_path: Path, made: ModuleType) -> None:
+    """It fired the most and the fewest neurons in layer 0, in "each of its 1 layer" of "1 layers"."""
+    made.make(tmp_path / "one", layers=1, sequences=40, bench=True)
+    shown = markup(show(tmp_path, run="one"))
+    layers = by_layer(open_run(tmp_path / "one"))
+    assert "1 layer × 64" in shown and "In its only layer a token meets 512 neurons" in shown
+    assert f"The only layer fires {number(layers['mean'].iloc[0])} neurons per token." in shown
+    assert "never fired</a>." in shown
+    for word in (
+        "fires the fewest",
+        "most in layer",
+        "strongest in layer",
+        "; layer by layer",
+        "1 of 1",
+        "all 1 layer",
+        "summed over layers",
+    ):
+        assert word not in shown, word
+
+
+def test_layers_that_fire_alike_still_have_an_axis_with_numbers(made_run: Run) -> None:
+    """Of three layers around 130 neurons the axis named 100 alone, as it named numbers outside of it."""
+    layers = by_layer(made_run).assign(p10=118.0, mean=130.0, p90=147.0)
+    axis = layer_by_layer(position_blocks(made_run, blocks=16), layers, speedup(made_run)).layout.xaxis2
+    inside = [tick for tick in axis.tickvals if axis.range[0] <= np.log10(tick) <= axis.range[1]]
+    assert len(inside) == len(axis.tickvals) >= 2

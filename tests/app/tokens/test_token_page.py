@@ -10,11 +10,12 @@ from urllib.parse import quote_plus
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from support import synthetic_runs
 from support.page_elements import markup
 
 from twell.analysis import by_layer, by_word, token_profile
 from twell.analysis.figures.tokens import MIN_COUNT
-from twell.analysis.tokens.text_search import places_of
+from twell.analysis.tokens.word_places import places_of_word
 from twell.app.tokens.word_data import word_layers
 from twell.app.ui.formatting import percent
 from twell.workbench.run.store import Run, open_run
@@ -85,7 +86,46 @@ def test_a_word_that_begins_with_no_letter_stands_after_one() -> None:
     """As in I've: its page said that no token of it is counted."""
     recorded = open_run(Path(str(resources.files("twell.data"))) / "recorded" / "h200-8x2048-text")
     words = by_word(recorded).set_index("word")["count"]
-    places = places_of(recorded, "'ve", limit=1000, whole=True)
+    places = places_of_word(recorded, "'ve", limit=1000)
     assert len(places) == words["'ve"] and set(places["token"]) == {"'ve"}
     for word in ("the", "four", "doesn"):
-        assert len(places_of(recorded, word, limit=1000, whole=True)) == words[word]
+        assert len(places_of_word(recorded, word, limit=1000)) == words[word]
+
+
+def test_places_that_are_not_counted_are_told_from_those_that_are(show: Show, runs: Path, made_run: Run) -> None:
+    """Count 20 stood beside 21 places: one begins a sequence."""
+    counted = by_word(made_run, min_count=1).set_index("word")["count"]
+    places = {word: len(places_of_word(made_run, word)) for word in counted[counted < 10].index}
+    word = next(word for word, number in places.items() if number == counted[word] + 1)
+    shown = markup(show(runs, "token", run="made", word=word))
+    assert f"{places[word]} places, 1 of them (dotted) is not in the count" in shown
+    assert shown.count('class="token out"') == 1
+    whole_word = next(word for word, number in places.items() if 1 < number == counted[word])
+    shown = markup(show(runs, "token", run="made", word=whole_word))
+    assert f"{places[whole_word]} places. Choose" in shown and "token out" not in shown
+
+
+def test_the_table_of_words_has_columns_that_it_explains(show: Show, runs: Path) -> None:
+    """`effective` and `degrees` stood in it with four decimals, and nothing said of what."""
+    table = show(runs, "tokens", run="made").dataframe[-1].value
+    assert list(table) == ["word", "count", "sequences", "documents", "pieces", "mean", "z", "z_se"]
+
+
+def test_a_short_run_leads_from_no_words_to_every_word(show: Show, tmp_path: Path) -> None:
+    """The page that all begin with was a dead end: it told of rows that it had not, and how to ask Python."""
+    synthetic_runs.make(tmp_path / "short", sequences=1, length=40, parts=1)
+    for view in ("words", "tokens"):
+        test = show(tmp_path, "tokens", run="short", view=view)
+        assert "occurs 20 times, the most frequent one" in test.info[0].value
+        assert "These rows answer" not in markup(test) and "answer another question" not in markup(test)
+        every = [link.proto for link in test.get("page_link") if "however rare" in link.proto.label]
+        assert [link.label for link in every] == [f"Every {view[:-1]}, however rare →"]
+        assert "least=1" in every[0].query_string and f"view={view}" in every[0].query_string
+        assert f"The {view} that fire most" in markup(show(tmp_path, "tokens", run="short", view=view, least="1"))
+
+
+def test_neurons_are_whole_numbers_in_the_list_of_the_highest(show: Show, tmp_path: Path) -> None:
+    """91.0 neurons stood under 181."""
+    synthetic_runs.make(tmp_path / "short", sequences=1, length=40, parts=1)
+    numbers = re.findall(r'<span class="number">([^<]*)</span></a>', markup(show(tmp_path, "text", run="short")))
+    assert len(numbers) == 12 and all(number.isdigit() for number in numbers) and min(map(int, numbers)) < 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from twell.analysis.figures.labels import in_table
 from twell.app.ui.formatting import (
     aligned,
+    dead_limit,
     decimals,
     fixed,
     matching,
@@ -26,6 +28,7 @@ from twell.app.ui.formatting import (
     visible,
     whole,
 )
+from twell.workbench.run.store import Run
 
 THIN = "\u202f"
 
@@ -158,3 +161,9 @@ def test_a_search_finds_what_is_shown_whatever_the_alphabet() -> None:
         "本": ["日本"],
     }
     assert {search: matching(frame, "text", search)["text"].tolist() for search in wanted} == wanted
+
+
+def test_few_sequences_do_not_bound_how_often_a_dead_neuron_fires(made_run: Run) -> None:
+    few = replace(made_run.manifest, sequences=3)
+    assert dead_limit(made_run, 500).startswith(f"in less than {percent(3 / made_run.manifest.sequences)} of such seq")
+    assert "%" not in dead_limit(replace(made_run, manifest=few), 500), "3 / 3 would be 100 % of them"

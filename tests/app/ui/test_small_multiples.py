@@ -94,7 +94,21 @@ def test_a_linear_axis_names_two_to_six_round_values(low: float, high: float) ->
     assert max(map(len, ticks.values())) <= 4
 
 
-@pytest.mark.parametrize(("low", "high"), [(1, 768), (21, 46), (3.8, 9.1), (1, 60_000), (0.002, 0.9)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (1, 768),
+        (21, 46),
+        (3.8, 9.1),
+        (1, 60_000),
+        (0.002, 0.9),
+        (100, 195),
+        (610, 690),
+        (1.1, 1.9),
+        (92, 195),
+        (85, 115),
+    ],
+)
 def test_a_logarithmic_axis_names_two_values_or_more(low: float, high: float) -> None:
     ticks, names = log_ticks(low, high)
     assert 2 <= len(ticks) == len(set(names)) <= 8
