@@ -69,4 +69,7 @@ class Announced:
 
 
 def _is_page(message: Message) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/html") for name, value in message["headers"])
+    """Return whether a response is HTML to show. From a file to save a browser would load the scripts too, but beside
+    it, where they are not."""
+    headers = dict(message["headers"])
+    return headers.get(b"content-type", b"").startswith(b"text/html") and b"content-disposition" not in headers

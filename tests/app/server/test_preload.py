@@ -28,11 +28,11 @@ def head_of(app: Any, path: str = "/tokens") -> list[tuple[bytes, bytes]]:
     return list(sent[0]["headers"])
 
 
-def answers(kind: bytes) -> Any:
-    """An ASGI app whose every answer is of a content type."""
+def answers(kind: bytes, *headers: tuple[bytes, bytes]) -> Any:
+    """An ASGI app whose every answer is of a content type, with these headers."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind), *headers]})
         await send({"type": "http.response.body", "body": b""})
 
     return app
@@ -44,6 +44,8 @@ def test_a_page_announces_scripts_and_nothing_else_does() -> None:
     assert links.count('rel="modulepreload"') == 2
     script = answers(b"application/javascript")
     assert head_of(Announced(script, ["A.1.js"])) == head_of(script)
+    saved = answers(b"text/html", (b"content-disposition", b'attachment; filename="run.html"'))
+    assert head_of(Announced(saved, ["A.1.js"])) == head_of(saved)
     page = answers(b"text/html")
     assert head_of(Announced(page, [])) == head_of(page)
 
