@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,3 +79,13 @@ def test_across_layers(run: Run, rows: pd.DataFrame, made: ModuleType, tmp_path:
         assert (row.low, row.high) == pytest.approx(ends, rel=1e-6)
     with pytest.raises(Missing, match="one layer"):
         across_layers(made.make(tmp_path / "one", layers=1, sequences=4, parts=1))
+
+
+def test_across_layers_holds_the_ranks_of_one_group_of_documents(made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "long", layers=8, sequences=300, length=512, parts=1)
+    across_layers(run)  # what is read for the first time is kept
+    tracemalloc.start()
+    tokens = across_layers(run)["tokens"].max()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < tokens * run.layers * 8  # bytes of all ranks
