@@ -36,8 +36,8 @@ def across_layers(run: Run) -> pd.DataFrame:
         counts, ends = [piece[name].to_numpy() for name in names], np.cumsum(np.bincount(group, minlength=REPLICATES))
         for replicate, chosen in enumerate(np.split(used[np.argsort(group, kind="stable")], ends[:-1])):
             rows = np.ones((run.layers + 1, len(chosen)))
-            for layer, nnz in enumerate(counts):
-                rows[layer] = ranks[layer][nnz[chosen]]
+            for index, nnz in enumerate(counts):
+                rows[index] = ranks[index][nnz[chosen]]
             products[replicate] += rows @ rows.T
     size = products[:, -1, -1]
     kept = products[size > 0]

@@ -6,7 +6,8 @@
     passages(run, width=32)                    the loudest stretches of text
     one_place_each(run, token_ids)             the first place of each of many tokens
 
-Contexts come from the rows of single tokens, so a summary-only run has none. Cost: 0.1 s a million tokens.
+Contexts come from the rows of single tokens, so a summary-only run has none. Cost for a million tokens
+of 28 layers, in seconds of processor time: a token 0.2 to 0.4, the loudest positions 0.6, the loudest stretches 0.8.
 """
 
 from __future__ import annotations
