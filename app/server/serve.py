@@ -12,8 +12,10 @@ objects that are searched, that takes 0.1 s each time, so they are exempted once
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -48,6 +50,7 @@ def main(runs: str, settings: str, *flags: str) -> None:
         settings: Streamlit's settings, as JSON.
         flags: for the pages (`run_cache`).
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # uvicorn hands it on: temporary folders are removed, jobs end
     load(*PAGES)
     threading.Thread(target=load, args=LATER, daemon=True).start()
     import streamlit as st
@@ -62,7 +65,9 @@ def main(runs: str, settings: str, *flags: str) -> None:
     sys.argv = [str(MAIN), runs, *flags]  # where the pages look for the folder of runs
     config = json.loads(settings)
     guard = Middleware(Guard, host=config["server.address"], policy=content_policy())
-    st.App(MAIN, middleware=[guard, Middleware(Announced, scripts=scripts()), Middleware(Linked)]).run(config=config)
+    app = st.App(MAIN, middleware=[guard, Middleware(Announced, scripts=scripts()), Middleware(Linked)])
+    with suppress(KeyboardInterrupt):  # Ctrl-C, once the server has ended
+        app.run(config=config)
 
 
 if __name__ == "__main__":
