@@ -118,13 +118,14 @@ def early_peak(run: Run) -> Answer:
     inside, outside = layers[middle], layers[~middle]
     certain = bool(inside["low"].max() > outside["high"].max())
     denied = bool(outside["low"].max() > inside["high"].max())
-    verdict = HOLDS if certain else IN_PART if middle[peak] else FAILS if denied else UNTOLD
+    verdict = HOLDS if certain else FAILS if denied else UNTOLD
     return Answer(
         f"layer {peak} fires most, {layers['mean'].max():.1f} neurons{shallow(run)}",
         f"at {100 * depth[peak]:.0f} % of the depth, {run.layers} layers",
         verdict if layers["low"].notna().all() else UNTOLD,
         "the layer with the greatest mean nnz lies between 20 % and 50 % of the depth, its interval above those of all "
-        "layers elsewhere; in part if their intervals meet; does not hold if one elsewhere lies above all of those",
+        "layers elsewhere; does not hold if one elsewhere lies above all of those; if the intervals meet, it cannot be "
+        "told",
         between(layers["low"][peak], layers["high"][peak]),
     )
 
