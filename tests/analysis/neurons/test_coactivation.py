@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.sparse import csr_matrix
 from support import synthetic_probes
