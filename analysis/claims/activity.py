@@ -83,7 +83,8 @@ def dead(run: Run) -> Answer:
         f"tokens; each fires in under {100 * layers['dead_sequences'].iloc[0]:.3g} % of sequences (95 %)",
         HOLDS if limit > DEAD else FAILS if share < CLEARLY_NOT else IN_PART,
         f"Chao's estimate above {100 * DEAD:g} % holds, an observed share under {100 * CLEARLY_NOT:g} % does not",
-        f"{100 * limit:.1f} to {100 * share:.1f} %: Chao's estimate and what was observed",
+        f"{100 * limit:.1f} to {100 * share:.1f} %: Chao's estimate, too high where firings come in bursts, and what "
+        "was observed",
     )
 
 
