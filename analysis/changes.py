@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from twell.analysis.compare import of_one_text, same_sequences
 from twell.analysis.overview import overview
 from twell.analysis.replicates import apart, effective_groups, mean_counts, replicate_totals, same_replicates
+from twell.analysis.statistics import t_half
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -126,7 +127,8 @@ def compare_means(first: Run, run: Run) -> dict[str, float]:
     ):
         with np.errstate(divide="ignore", invalid="ignore"):
             a, b = ((scale(mean), scale(rest)) for mean, rest in zip(estimates, without, strict=True))
-            difference, half = apart(a, b, np.array(degrees)[:, None], paired)
+            difference, error, freedom = apart(a, b, np.array(degrees)[:, None], paired)
+            half = t_half(freedom) * error
             ends = back(np.concatenate([difference, difference - half, difference + half]))
         result |= dict(zip(names, map(float, ends), strict=True))
     return result

@@ -22,6 +22,7 @@ import pandas as pd
 from pandas.api.types import is_bool_dtype, is_float_dtype
 
 from twell.analysis.activity.layers import by_layer, counted_in
+from twell.analysis.comparisons import difference_p, q_values
 from twell.analysis.replicates import apart, effective_groups, mean_counts, replicate_totals, same_replicates
 from twell.analysis.speed.ffn_speedup import caveats, ffn_speedup, layer_names
 from twell.analysis.speed.speedup import model_speedup
@@ -45,6 +46,7 @@ SHOWN = {  # by column of the printed tables: its heading, with the unit, and ho
     "high": ("to", "{:+.2f}"),
     "ratio_low": ("ratio from", "{:.2f}"),
     "ratio_high": ("to", "{:.2f}"),
+    "q": ("q", "{:.2g}"),
 }
 
 
@@ -73,7 +75,8 @@ def compare(options: CompareOptions) -> pd.DataFrame:
     notes = f"  {table.attrs['note']}\n  {table.attrs['counted']}"
     print(f"{_text(printed)}\n{notes}\n\nMean nnz by layer, against {runs[0].name}:\n{_text(layers)}")
     print("".join(f"  {note}\n" for note in table.attrs["speed_notes"]), end="")
-    print(f"  {layers.attrs['note']}; paired: both ran the same sequences")
+    told = "q up to 0.05: more than chance may do among so many layers"
+    print(f"  {layers.attrs['note']}; {told}; paired: both ran the same sequences")
     for other in unreadable[1:]:
         print(f"Left out: {other}", file=sys.stderr)
     if unreadable:
@@ -167,8 +170,10 @@ def _speed(run: Run) -> tuple[dict[str, float], str, str]:
 def compare_layers(runs: Sequence[Run]) -> pd.DataFrame:
     """Return the difference of mean nnz to the first run; a row a layer and run after the first. Columns: run; layer;
     first_layer (of the first run, that it is compared with: `paired_layers`); mean, first (mean nnz here and in the
-    first run); difference, low, high (95 %); ratio, ratio_low, ratio_high (95 %, by its logarithm); paired (whether
-    both ran the same sequences). Ends are NaN where one group of documents, or hardly more, has tokens there."""
+    first run); difference, low, high (95 %); ratio, ratio_low, ratio_high (95 %, by its logarithm); q (of the
+    rows of a run with a q up to 0.05, 5 % at most are there by chance; of 20 that do not differ, one has an interval
+    that leaves 0 out all the same); paired (whether both ran the same sequences). Ends and q are NaN where one group of
+    documents, or hardly more, has tokens there."""
     return _against(runs, ["layer"])
 
 
@@ -203,10 +208,14 @@ def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
         both = first.loc[shared], totals.loc[shared]
         a, b = (mean_counts(sums) for sums in (same_replicates(*both) if paired else both))
         degrees = np.stack([effective_groups(sums) - 1 for sums in both])
-        difference, half = apart(a, b, degrees, paired)
+        difference, error, freedom = apart(a, b, degrees, paired)
+        half, q = t_half(freedom) * error, q_values(difference_p(difference, error, freedom))
         with np.errstate(divide="ignore", invalid="ignore"):
-            logarithm, log_half = apart((np.log(a[0]), np.log(a[1])), (np.log(b[0]), np.log(b[1])), degrees, paired)
-            ends = {f"ratio_{end}": np.exp(logarithm + sign * log_half) for end, sign in (("low", -1), ("high", 1))}
+            logarithm, error, freedom = apart(
+                (np.log(a[0]), np.log(a[1])), (np.log(b[0]), np.log(b[1])), degrees, paired
+            )
+            reach = t_half(freedom) * error
+            ends = {"ratio_low": np.exp(logarithm - reach), "ratio_high": np.exp(logarithm + reach)}
         piece = shared.to_frame(index=False)
         piece.insert(0, "run", run.name)
         piece.insert(2, "first_layer", piece["layer"].map(partners).astype(piece["layer"].dtype))
@@ -214,7 +223,7 @@ def _against(runs: Sequence[Run], keys: list[str]) -> pd.DataFrame:
             mean=b[0], first=a[0], difference=difference, low=difference - half, high=difference + half
         )
         with np.errstate(divide="ignore", invalid="ignore"):
-            pieces.append(piece.assign(ratio=b[0] / a[0], **ends, paired=paired))
+            pieces.append(piece.assign(ratio=b[0] / a[0], **ends, q=q, paired=paired))
     frame = pd.concat(pieces, ignore_index=True)
     frame.attrs = {"note": f"against {runs[0].name}; intervals from groups of documents, each left out once"}
     return frame
@@ -242,7 +251,8 @@ def same_sequences(a: Run, b: Run) -> bool:
 def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
     """Return the difference of each token's z to the first run, those that differ most surely (for their half-width)
     first, or where no interval tells, those that differ most; a row a token and run after the first. Columns: run;
-    token_id; text; count, first_count; z, first_z; difference, low, high (95 %, clustered by document); paired (whether
+    token_id; text; count, first_count; z, first_z; difference, low, high (95 %, clustered by document); q (as in
+    compare_layers: the first of many tokens have intervals that leave 0 out by chance alone); paired (whether
     the interval is over the differences within documents: of runs over the same sequences whose rows are here, 8
     million tokens at most; others are taken as independent, which makes it too wide where they read the same). Missing
     where the vocabularies differ or no token occurs often enough in both."""
@@ -270,6 +280,7 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
         columns |= {"difference": difference, "low": difference - half, "high": difference + half}
         for name, values in columns.items():
             piece[name] = np.asarray(values)
+        piece["q"] = q_values(difference_p(difference, error, degrees))
         piece["paired"] = paired
         pieces.append(piece.assign(sure=(difference.abs() / half).to_numpy(), size=difference.abs().to_numpy()))
     frame = pd.concat(pieces, ignore_index=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from twell.analysis.statistics import effective, jackknife_error, t_half, welch_degrees
+from twell.analysis.statistics import effective, jackknife_error, welch_degrees
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.run.store import Run
 
@@ -45,14 +45,14 @@ def same_replicates(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.DataFrame, pd.
     return a.reindex(columns=both, fill_value=0.0), b.reindex(columns=both, fill_value=0.0)
 
 
-def apart(a: Means, b: Means, degrees: np.ndarray, paired: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return b less a, [key], and half of its 95 % interval.
+def apart(a: Means, b: Means, degrees: np.ndarray, paired: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return b less a, [key], its standard error and the degrees of freedom of that.
 
     a, b: means, and the means without each replicate, as `mean_counts` returns them, or their logarithms; degrees [2,
     key]: of freedom, of each run; paired: whether the replicates of both are the same documents
     """
     difference = b[0] - a[0]
     if paired:
-        return difference, t_half(degrees.min(axis=0)) * jackknife_error(difference, (b[1] - a[1]).T)
+        return difference, jackknife_error(difference, (b[1] - a[1]).T), degrees.min(axis=0)
     errors = np.stack([jackknife_error(mean, without.T) for mean, without in (a, b)])
-    return difference, t_half(welch_degrees(errors, degrees)) * np.hypot(*errors)
+    return difference, np.hypot(*errors), welch_degrees(errors, degrees)

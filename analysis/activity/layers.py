@@ -79,9 +79,10 @@ def by_layer(run: Run, flagged: bool = False) -> pd.DataFrame:
     of the share of sequences in which a dead neuron fires at all, 3 / sequences, however its tokens go together);
     dead_documents (the same of documents, 3 / documents, however its sequences go together; each bound at most 1);
     dead_waking (how many of the dead would fire on more such text, by Chao's estimate from the neurons that fired once
-    and twice: a lower bound); used (mean of the fired neurons whose product is not zero); low, high (95 % of the mean,
-    jackknifed over twenty groups of documents). The dead columns are empty where the run keeps no neuron sums, `used`
-    where the model has no ReLU on the up branch, the interval with flagged=True."""
+    and twice: a lower bound, far too low where a rare neuron fires several times in one document); used (mean of the
+    fired neurons whose product is not zero); low, high (95 % of the mean, jackknifed over twenty groups of documents).
+    The dead columns are empty where the run keeps no neuron sums, `used` where the model has no ReLU on the up branch,
+    the interval with flagged=True."""
     with memo_scope():
         return _by_layer(open_summaries(run), flagged)
 
@@ -163,9 +164,13 @@ def _waking(waking: int, dead: int) -> str:
     """Return what Chao's estimate, a least number, says of neurons that more text would wake."""
     if waking == 0:
         return (
-            f"nothing says that more such text would wake any of the {dead:,} (Chao's estimate, a least number, is 0)"
+            f"how often neurons fired does not tell whether more such text would wake any of the {dead:,} (Chao's "
+            "estimate, a least number that bursts of firings make smaller, is 0): dead_curve shows if some still wake"
         )
-    return f"more such text would wake at least about {waking:,} of the {dead:,} (Chao's estimate)"
+    return (
+        f"more such text would wake at least about {waking:,} of the {dead:,} (Chao's estimate, which bursts of "
+        "firings make smaller)"
+    )
 
 
 def mean_over_layers(run: Run) -> tuple[float, float, float]:

@@ -179,8 +179,9 @@ def surprisal_within(run: Run) -> pd.DataFrame:
     Pearson's correlation of nnz and loss, each less the mean of its token over the run: what it says is of one token in
     different contexts, where surprisal_correlation mixes in that some tokens fire much and are followed by surprises.
     The interval is of this Pearson correlation, made from the groups of documents that surprisal_correlation leaves out
-    too; it takes the tokens' means as known. The mean of nnz is over every occurrence, those without a loss too: of
-    sequences of 16 tokens, whose last has none, that makes correlations 1 % too near to 0, of 4 tokens 10 to 14 %.
+    too (attrs["degrees"]: of freedom); it takes the tokens' means as known. The mean of nnz is over every occurrence,
+    those without a loss too: of sequences of 16 tokens, whose last has none, that makes correlations 1 % too near to 0,
+    of 4 tokens 10 to 14 %.
     """
     summaries = open_summaries(run, scored=True)
     rows = summaries.columns("surprisal_within", "layer", "replicate", "tokens", *PRODUCTS)
@@ -195,10 +196,11 @@ def surprisal_within(run: Run) -> pd.DataFrame:
         left = [each.sum(axis=0) - each for each in (product, nnz, loss)]
         without = left[0] / np.sqrt(left[1] * left[2])
     size = tokens[:, 0]
-    low, high = correlation_interval(estimate, without, float(effective(size.sum(), (size**2).sum())) - 1)
+    degrees = float(effective(size.sum(), (size**2).sum())) - 1
+    low, high = correlation_interval(estimate, without, degrees)
     columns = {"layer": np.arange(run.layers), "pearson": estimate, "low": low, "high": high}
     frame = pd.DataFrame({**columns, "n": tokens.sum(axis=0).astype(np.int64)})
-    frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(len(replicates))}
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": _note(len(replicates)), "degrees": degrees}
     return frame
 
 

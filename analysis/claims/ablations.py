@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from twell.analysis.ablations.by_condition import effects, of_clusters
-from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, Answer, Claim, between
+from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD, Answer, Claim, between
+from twell.analysis.comparisons import widened
+from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.effects import neuron_effects, rank_correlation
+from twell.analysis.statistics import t_half
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 from twell.workbench.run.tables.effects import OWN_TOKENS
@@ -20,6 +24,7 @@ NOTHING, LITTLE = 0.001, 0.01  # rise of the loss, as a share of it, that counts
 HALF = "smallest:0.5"
 AGREE = 0.7  # Spearman's correlation from which the two orders are taken for one
 FEW_NEURONS = 20  # living neurons of a layer, for a correlation in it
+DRAWS = 4  # of effects by chance
 
 
 def measured(run: Run, condition: str, command: str) -> pd.Series:
@@ -83,12 +88,13 @@ def activity_is_importance(run: Run) -> Answer:
         raise Missing(f"{run.name} has no effects of neurons: `twell ablate RUN --neurons 64` estimates all of them.")
     table = neuron_effects(run)
     living = table[table["fires"] > 0]
-    by_layer = {
-        int(layer): rank_correlation(rows["fires"].to_numpy(), rows["estimate"].abs().to_numpy())
-        for layer, rows in living.groupby("layer")
-        if len(rows) >= FEW_NEURONS
-    }
-    values = np.array([value for value in by_layer.values() if not np.isnan(value)])
+    read = min(table.attrs["tokens"] / max(int(by_neuron(run, layer=0)["tokens"].iloc[0]), 1), 1.0)
+    layers = [rows for _, rows in living.groupby("layer") if len(rows) >= FEW_NEURONS]
+    pairs = [
+        (rank_correlation(rows["fires"].to_numpy(), rows["estimate"].abs().to_numpy()), *_of_chance(rows, read))
+        for rows in layers
+    ]
+    values, chance, reach = np.array([each for each in pairs if not np.isnan(each[0])]).reshape(-1, 3).T
     if not len(values):
         raise Missing(f"No layer of {run.name} has {FEW_NEURONS} neurons that fire.")
     busiest = living.sort_values("fires", ascending=False, kind="stable").head(max(1, len(living) // 10))
@@ -96,15 +102,42 @@ def activity_is_importance(run: Run) -> Answer:
     exact = table.attrs["rank_correlation"]
     checked = f"; {table.attrs['measured']} measured exactly agree at {exact:.2f}" if exact == exact else ""
     return Answer(
-        f"firings and effect on the loss go together at Spearman {np.median(values):+.2f}, median of layers; the "
-        f"busiest tenth of the living neurons carries {100 * carried:.0f} % of the effects",
+        f"firings and effect on the loss go together at Spearman {np.median(values):+.2f}, median of layers, where "
+        f"firings that push the loss either way at random would at {np.median(chance):+.2f}; the busiest "
+        f"tenth of the living neurons carries {100 * carried:.0f} % of the effects",
         f"{len(living):,} living neurons of {len(values)} layers, effects to first order on "
         f"{table.attrs['tokens']:,} tokens{checked}",
-        HOLDS if values.min() >= AGREE else IN_PART if values.min() > 0 else REVERSED if values.max() < 0 else FAILS,
-        f"Spearman of firings and |effect| at {AGREE:g} or above in every layer; above 0 in every: in part; below 0 in "
-        "every: reversed",
+        _verdict_on_importance(values, chance, reach),
+        f"Spearman of firings and |effect| at {AGREE:g} or above in every layer, and above that of chance; above 0 in "
+        "every: in part; below 0 in every: reversed; in every as by chance: cannot be told",
         f"{values.min():+.2f} to {values.max():+.2f}, least and greatest layer: layers are no sample",
     )
+
+
+def _of_chance(rows: pd.DataFrame, read: float) -> tuple[float, float]:
+    """Return Spearman's correlation of firings and |effect| where each firing pushes the loss either way at random, and
+    how far from it one may lie by chance, on the scale of atanh.
+
+    Such pushes add up to more where there are more of them: a sum of n has the size of √n. rows: of `neuron_effects`,
+    of one layer; read: the share of the run's tokens that effects are of
+    """
+    fires, rng = rows["fires"].to_numpy(np.int64), np.random.default_rng(0)
+    drawn = [rng.normal(size=len(fires)) * np.sqrt(rng.binomial(fires, read)) for _ in range(DRAWS)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        chance = np.mean([rank_correlation(fires, np.abs(each)) for each in drawn])
+    spread = np.sqrt((1 + chance**2 / 2) / (len(fires) - 3))  # of atanh of a rank correlation: Bonett and Wright (2000)
+    return float(chance), float(t_half(np.inf) * spread * np.sqrt(1 + 1 / DRAWS))
+
+
+def _verdict_on_importance(values: NDArray, chance: NDArray, reach: NDArray) -> str:
+    """Return the verdict on correlations of firings and |effect| [layer], beside those of `_of_chance`."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        above = np.arctanh(values) - np.arctanh(chance)  # NaN: every neuron fires as often, or both are 1
+    if (np.abs(above) <= reach * widened(np.inf, len(values))).all():
+        return UNTOLD
+    if values.min() >= AGREE and (above > reach).all():
+        return HOLDS
+    return IN_PART if values.min() > 0 else REVERSED if values.max() < 0 else FAILS
 
 
 def _about(run: Run, row: pd.Series, texts: list[str]) -> str:

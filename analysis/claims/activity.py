@@ -83,7 +83,8 @@ def dead(run: Run) -> Answer:
         f"tokens; each fires in under {100 * layers['dead_sequences'].iloc[0]:.3g} % of sequences (95 %)",
         HOLDS if limit > DEAD else FAILS if share < CLEARLY_NOT else IN_PART,
         f"Chao's estimate above {100 * DEAD:g} % holds, an observed share under {100 * CLEARLY_NOT:g} % does not",
-        f"{100 * limit:.1f} to {100 * share:.1f} %: Chao's estimate and what was observed",
+        f"{100 * limit:.1f} to {100 * share:.1f} %: Chao's estimate, too high where firings come in bursts, and what "
+        "was observed",
     )
 
 
@@ -118,13 +119,14 @@ def early_peak(run: Run) -> Answer:
     inside, outside = layers[middle], layers[~middle]
     certain = bool(inside["low"].max() > outside["high"].max())
     denied = bool(outside["low"].max() > inside["high"].max())
-    verdict = HOLDS if certain else IN_PART if middle[peak] else FAILS if denied else UNTOLD
+    verdict = HOLDS if certain else FAILS if denied else UNTOLD
     return Answer(
         f"layer {peak} fires most, {layers['mean'].max():.1f} neurons{shallow(run)}",
         f"at {100 * depth[peak]:.0f} % of the depth, {run.layers} layers",
         verdict if layers["low"].notna().all() else UNTOLD,
         "the layer with the greatest mean nnz lies between 20 % and 50 % of the depth, its interval above those of all "
-        "layers elsewhere; in part if their intervals meet; does not hold if one elsewhere lies above all of those",
+        "layers elsewhere; does not hold if one elsewhere lies above all of those; if the intervals meet, it cannot be "
+        "told",
         between(layers["low"][peak], layers["high"][peak]),
     )
 

@@ -11,9 +11,10 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.changes import headline_changes
+from twell.analysis.comparisons import FALSE_DISCOVERIES
 from twell.analysis.figures.compare import layer_labels
 from twell.app.ui import widgets
-from twell.app.ui.formatting import SPACE, layer_width, number, percent, plural, signed, times, typeset
+from twell.app.ui.formatting import SPACE, layer_width, number, percent, plural, signed, times, typeset, whole
 from twell.app.ui.query import query_with_others
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -78,10 +79,11 @@ def lead(runs: tuple[Run, Run], frame: pd.DataFrame) -> str:
 def most_changed_layer(frame: pd.DataFrame) -> str:
     """Return in a sentence which layer's mean nnz changed most, in neurons a token, and which least.
 
-    Where some intervals leave 0 out and others do not, it is of the first alone, and says how many the others are: a
-    change that may be none has no place in an order of sizes. frame: rows of `compare_layers`
+    Where some layers differ for all that chance may do among so many (by q), and others do not, it is of the first
+    alone, and says how many the others are: a change that may be none has no place in an order of sizes. frame: rows of
+    `compare_layers`
     """
-    clear = (frame["low"] > 0) | (frame["high"] < 0)
+    clear = frame["q"] <= FALSE_DISCOVERIES
     if frame["low"].notna().any() and not clear.any():
         return "No layer's nnz changed by more than chance may."
     named = frame.assign(label=layer_labels(frame))
@@ -103,6 +105,15 @@ def most_changed_layer(frame: pd.DataFrame) -> str:
             f"{plural(rest, 'layer')} it may be chance."
         )
     return f"Of the layers {most['label']} changed most, {told(most)}, and {least['label']} least, {told(least)}."
+
+
+def beyond_chance(clear: pd.Series) -> str:
+    """Return, after a space, how many tokens differ by more than chance may among so many. clear: whether each does"""
+    among = f"more than chance may among so many (at most {100 * FALSE_DISCOVERIES:g}{SPACE}% of false discoveries)"
+    count = int(clear.sum())
+    if not count:
+        return f" None differs by {among}: of {whole(len(clear))} intervals, some leave 0 out where nothing differs."
+    return f" {plural(count, 'token')} differ{'s' * (count == 1)} by {among}."
 
 
 def changes_html(frame: pd.DataFrame, names: tuple[str, str]) -> str:

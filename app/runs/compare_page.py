@@ -11,6 +11,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.analysis.compare import of_one_text
+from twell.analysis.comparisons import FALSE_DISCOVERIES
 from twell.analysis.figures.compare import (
     differences,
     frontier,
@@ -22,7 +23,7 @@ from twell.analysis.figures.compare import (
 )
 from twell.analysis.memo import built_once
 from twell.analysis.speed.ffn_speedup import conditions
-from twell.app.runs.changes_view import draw_changes
+from twell.app.runs.changes_view import beyond_chance, draw_changes
 from twell.app.runs.comparison import is_copy, likeness_sentence, same_text, similarity
 from twell.app.runs.trainings_view import draw_trainings
 from twell.app.ui import run_header, widgets
@@ -175,18 +176,19 @@ def draw_by_token(runs: tuple[Run, Run]) -> None:
     """Draw the tokens whose z differs most clearly. Raises Missing if the runs have different vocabularies."""
     result = query_with_others(runs[0], [runs[1]], analysis.compare_tokens)
     frame = result.frame
-    told = frame["low"].notna().any()
+    told, clear = frame["low"].notna().any(), frame["q"] <= FALSE_DISCOVERIES
     pairing = "which both runs read" if frame["paired"].all() else "the runs taken as independent"
     caption = (
         f"z in {runs[0].name} minus z in {runs[1].name}, for {plural(len(frame), 'token')} that occur at least 20 "
         f"times in both, {with_intervals(frame['low'], f' clustered by document, {pairing}')}. Largest difference "
-        f"{'relative to its standard error ' if told else ''}first."
+        f"{'relative to its standard error ' if told else ''}first.{beyond_chance(clear) if told else ''}"
     )
-    title = "Tokens with the clearest difference" if told else "Tokens with the largest difference"
+    title = "Tokens with the clearest difference" if clear.any() else "Tokens with the largest difference"
     widgets.heading(title, caption, result)
     lines = "".join(
         f"<div><span>{token_html(r.text)}</span><span>{fixed(r.z)}</span><span>{fixed(r.first_z)}</span>"
-        f"<span>{fixed(r.difference)}{interval(r.low, r.high, fixed)}</span></div>"
+        f"<span>{fixed(r.difference)}{interval(r.low, r.high, fixed)}{', may be chance' * (r.q > FALSE_DISCOVERIES)}"
+        "</span></div>"
         for r in frame.head(LISTED_TOKENS).itertuples()
     )
     names = [html.escape(run.name) for run in runs]

@@ -223,6 +223,32 @@ def test_a_mixture_that_breaks_the_budget_gives_way_to_a_smaller_one(small: Run)
     assert allocation(run, budget).attrs["budget"] == budget
 
 
+@pytest.mark.parametrize("documents", [20, 60])
+def test_a_mixture_costs_more_on_other_text_than_on_that_it_was_chosen_by(small: Run, documents: int) -> None:
+    """It is said of which it is: of shares that cost as much, those are chosen that cost little by chance."""
+    rng, run = np.random.default_rng(documents), small
+
+    def studied(run: Run, number: int, base: float, **about: Any) -> Run:
+        """Add a study of documents that lose 0.02 nats on average, each its own."""
+        columns, _ = rows_of(rng, number, documents, **about)
+        columns["tokens"], columns["base_sum"] = np.full(documents, 500), np.full(documents, 500 * base)
+        columns["loss_sum"] = columns["base_sum"] + 500 * rng.normal(0.02, 0.15, documents)
+        append(run.path, "effects", columns, effects=[ENTRY])
+        return open_run(run.path)
+
+    for number, (layer, share) in enumerate((layer, share) for layer in range(4) for share in SHARES):
+        run = studied(
+            run, number, 3.0, condition=f"smallest:{share}@{layer}", kind="smallest", share=share, layer=layer
+        )
+    condition = allocated(run, 0.01)
+    assert allocation(run, 0.01).attrs["singles"] < 0.01 < 0.02 * np.count_nonzero(allocation(run, 0.01)["share"])
+    for number, base, own in ((20, 3.0, True), (21, 4.0, False)):
+        run = studied(run, number, base, condition=condition, kind="shares")
+        table = allocation(run)
+        assert table.attrs["chosen_by"] is own
+        assert ("That is on the tokens by which the shares were chosen" in summary(table)) == own
+
+
 def gone(condition: str) -> float:
     return sum(map(float, condition.partition(":")[2].split(",")))
 

@@ -44,7 +44,7 @@ LEVELS: dict[str, list[set[str]]] = {
     ],
     "analysis": [
         {"statistics", "memo", "left_out"},
-        {"engines"},
+        {"engines", "comparisons"},
         {"summaries"},
         {"activity", "training", "ablations", "replicates"},
         {"tokens", "speed"},

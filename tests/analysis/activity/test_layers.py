@@ -55,6 +55,18 @@ def test_by_layer(run: Run, rows: pd.DataFrame, used: pd.DataFrame, flagged: boo
     assert table.attrs["counted"] == "every token of the run" if flagged else left_out in table.attrs["counted"]
 
 
+def test_rare_neurons_that_fire_in_bursts_are_not_said_to_stay_dead() -> None:
+    """Of 400 some 160 are silent in 100 documents, most of which ten times the text wakes; none has fired just once."""
+    rng = np.random.default_rng(0)
+    chance = np.exp(rng.uniform(np.log(1e-3), np.log(0.1), 400))
+    documents = rng.binomial(100, chance)
+    fires = documents + rng.poisson(19 * documents)
+    woken = rng.binomial(1000, chance)[documents == 0] > 0
+    assert woken.mean() > 0.8 and not (fires == 1).sum() > 1
+    note = _waking(0, len(woken))
+    assert "does not tell whether more such text would wake any" in note and "nothing says" not in note
+
+
 def test_bounds_of_a_short_run_are_shares(made: ModuleType, tmp_path: Path) -> None:
     """Three over one sequence, or over one token, would be 300 %."""
     table = by_layer(made.make(tmp_path / "short", sequences=1, length=2, parts=1, timings=0))

@@ -6,14 +6,22 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from support.planted_effects import rows_of
 
-from twell.analysis.claims.ablations import activity_is_importance, half_can_go, silent_can_go
-from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED
+from twell.analysis.claims.ablations import (
+    _of_chance,
+    _verdict_on_importance,
+    activity_is_importance,
+    half_can_go,
+    silent_can_go,
+)
+from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD
 from twell.analysis.claims.findings import findings
 from twell.analysis.figures.claims.evidence import drawing
 from twell.analysis.neurons.by_neuron import by_neuron
+from twell.analysis.neurons.effects import rank_correlation
 from twell.workbench.ablations.appended import append
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run, open_run
@@ -60,7 +68,7 @@ def test_two_documents_are_no_interval(small: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("power", "noise", "expected"), [(1, 0, HOLDS), (1, 3, IN_PART), (0, 1, FAILS), (-1, 0, REVERSED)]
+    ("power", "noise", "expected"), [(1, 0, HOLDS), (1, 1, IN_PART), (0, 1, FAILS), (-1, 0, REVERSED)]
 )
 def test_importance_follows_activity_or_not(
     made: ModuleType, tmp_path: Any, power: int, noise: float, expected: str
@@ -78,3 +86,21 @@ def test_importance_follows_activity_or_not(
     }
     append(run.path, "neuron_effects", {**columns, "tokens": np.full(len(size), 500)})
     assert activity_is_importance(open_run(run.path)).verdict == expected
+
+
+def test_firings_that_push_the_loss_either_way_tell_no_importance(made: ModuleType, tmp_path: Any) -> None:
+    """Sums of n random pushes have the size of √n: the busiest have the greatest, though none has an effect."""
+    run = made.make(tmp_path / "run", sequences=12, parts=1)
+    counted, rng = by_neuron(run), np.random.default_rng(3)
+    fires = np.round(np.exp(rng.uniform(0, np.log(1e4), len(counted)))).astype(np.int64)
+    rows = pd.DataFrame({"layer": counted["layer"], "fires": fires})
+
+    def verdict(effect: np.ndarray) -> str:
+        layers = [each for _, each in rows.assign(estimate=effect).groupby("layer")]
+        values = [rank_correlation(each["fires"].to_numpy(), each["estimate"].abs().to_numpy()) for each in layers]
+        assert min(values) > 0.7, "as high as a verdict asks for"
+        return _verdict_on_importance(np.array(values), *np.transpose([_of_chance(each, 1.0) for each in layers]))
+
+    pushes = rng.normal(size=len(fires)) * np.sqrt(fires)
+    assert verdict(pushes) == UNTOLD
+    assert verdict(pushes + fires) == HOLDS, "each firing costs as much, beside the pushes"

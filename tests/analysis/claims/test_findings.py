@@ -123,6 +123,7 @@ def test_as_made(run: Run) -> None:
         (level(9, 8, 3, 5), {"first two layers": REVERSED}),
         (level(3, 9, 2, 2), {"peaks in the early": HOLDS}),
         (level(9, 9, 9, 9.01), {"peaks in the early": UNTOLD}),
+        (level(9, 9.05, 9, 9), {"peaks in the early": UNTOLD}),  # the greatest lies there by chance, as likely as not
         (level(2, 3, 5, 9), {"peaks in the early": FAILS}),
         (
             level(9, 9, 9, 9),

@@ -143,7 +143,7 @@ def test_together(run: Run) -> None:
     busy = {neuron: tokens for neuron, tokens in where.items() if len(tokens) >= 5}
     pairs = {(a, b) for a, b in combinations(sorted(busy), 2) if busy[a] & busy[b]}
     assert set(zip(table["a"], table["b"], strict=True)) == pairs
-    assert table["jaccard"].is_monotonic_decreasing
+    assert table["phi"].is_monotonic_decreasing
     fired = np.zeros((len(rows), run.d_ff))
     for neuron, tokens in where.items():
         fired[list(tokens), neuron] = 1

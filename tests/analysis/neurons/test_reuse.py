@@ -87,9 +87,7 @@ def test_neurons_that_fire_together_are_one_cluster(
     fired = rng.random((400, 50)) < 0.2
     for start in (0, 5):
         fired[:, start : start + 5] = (rng.random(400) < 0.2)[:, None]
-    monkeypatch.setattr(
-        clusters, "fired_csr", lambda run, layer: (csr_matrix(fired.astype(np.float32)), pd.DataFrame())
-    )
+    monkeypatch.setattr(clusters, "counted_firings", lambda run, layer, dtype: csr_matrix(fired.astype(dtype)))
     table = firing_clusters(run, layer=0)
     assert sorted(table["members"]) == ["0 1 2 3 4", "5 6 7 8 9"]
     assert table["phi"].tolist() == pytest.approx([1, 1])

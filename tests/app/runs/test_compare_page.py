@@ -16,8 +16,9 @@ from support.page_elements import figure, layout, markup, notices
 
 from twell.analysis import by_layer, compare_layers, compare_tokens
 from twell.analysis.changes import headline_changes
+from twell.analysis.comparisons import FALSE_DISCOVERIES
 from twell.analysis.figures.compare import differences, frontier
-from twell.app.runs.changes_view import NAMES, most_changed_layer
+from twell.app.runs.changes_view import NAMES, beyond_chance, most_changed_layer
 from twell.app.ui.formatting import fixed, number, percent, plural, signed, times
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
@@ -39,9 +40,10 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
     nnz = changes.set_index("number").loc["nnz_mean"]
     assert f"<span>{signed(nnz['difference'])} ({signed(nnz['low'])} to {signed(nnz['high'])})</span>" in html
     assert f"<span>{times(nnz['ratio'])} ({number(nnz['ratio_low'])} to {number(nnz['ratio_high'])})</span>" in html
-    assert ", may be chance</span>" not in html, "the reference claims no speed, and nothing else may be chance"
+    changes_html = html.split("tw-two four")[0]
+    assert ", may be chance</span>" not in changes_html, "the reference claims no speed, and nothing else may be chance"
     layers = compare_layers([other, made_run])
-    clear = layers[(layers["low"] > 0) | (layers["high"] < 0)]
+    clear = layers[layers["q"] <= FALSE_DISCOVERIES]
     most = clear.loc[clear["difference"].abs().idxmax()]
     changed = f"by {signed(most['difference'])} neurons a token ({times(most['ratio'])})"
     of = f" of the {len(clear)} layers whose change can be told from none"
@@ -55,7 +57,10 @@ def test_two_runs_stand_side_by_side(show: Show, runs: Path, made_run: Run) -> N
     assert titles["text"] == ["L0", "L2 / L1", "L4 / L2"], "the first with the first, the last with the last"
     assert "paired by relative depth, since the models have 5 and 3" in html
     assert "equal counts are not equal" not in html, "layers of one width, in 5 and in 3 layers"
-    assert "Tokens with the clearest difference" in html
+    tokens = compare_tokens([other, made_run])
+    differ = tokens["q"] <= FALSE_DISCOVERIES
+    assert "Tokens with the clearest difference" in html and beyond_chance(differ)[1:] in html
+    assert html.count(", may be chance</span>") == int((~differ.head(12)).sum())
     assert "Loss, nnz and speed" in html
     test.selectbox(key="with").set_value("counts").run()
     assert test.query_params["with"] == "counts"
@@ -98,7 +103,7 @@ def test_a_token_of_one_document_of_many_has_no_empty_interval(show: Show, made:
 
 def test_the_layer_that_changed_most_is_clear_and_told_in_neurons() -> None:
     rows = {"layer": [0, 1, 2], "first_layer": [0, 1, 2], "difference": [-60.0, 0.4, 90.0], "ratio": [0.8, 9.0, 1.5]}
-    frame = pd.DataFrame(rows | {"low": [-65.0, 0.3, -10.0], "high": [-55.0, 0.5, 190.0]})
+    frame = pd.DataFrame(rows | {"low": [-65.0, 0.3, -10.0], "high": [-55.0, 0.5, 190.0], "q": [1e-9, 1e-3, 0.1]})
     assert most_changed_layer(frame) == (
         f"L0 changed most of the 2 layers whose change can be told from none, by {signed(-60.0)} neurons a token "
         f"({times(0.8)}); in the other {plural(1, 'layer')} it may be chance."
@@ -107,8 +112,15 @@ def test_the_layer_that_changed_most_is_clear_and_told_in_neurons() -> None:
     assert known.startswith(f"Of the layers L0 changed most, by {signed(-60.0)} neurons a token ({times(0.8)})")
     assert known.endswith(f"and L1 least, by {signed(0.4)} neurons a token ({times(9.0)}).")
     assert "L0 changed most of all layers, the only one whose" in most_changed_layer(frame.iloc[[0, 2]])
-    assert "more than chance" in most_changed_layer(frame.assign(low=-100.0, high=100.0))
-    assert "L2 changed most" in most_changed_layer(frame.assign(low=float("nan"), high=float("nan")))
+    assert "more than chance" in most_changed_layer(frame.assign(low=-100.0, high=100.0, q=0.6))
+    assert "more than chance" in most_changed_layer(frame.assign(q=0.06)), "though two intervals of three leave 0 out"
+    assert "L2 changed most" in most_changed_layer(frame.assign(low=np.nan, high=np.nan, q=np.nan))
+
+
+def test_how_many_tokens_differ_by_more_than_chance() -> None:
+    none, one, two = (beyond_chance(pd.Series([*clear, False, False])) for clear in ([], [True], [True, True]))
+    assert none.startswith(" None differs by more than chance may among so many") and "of 2 intervals" in none
+    assert one.startswith(" 1 token differs by more") and two.startswith(" 2 tokens differ by more")
 
 
 def test_runs_that_no_other_beats_are_told_from_the_rest() -> None:
