@@ -16,7 +16,8 @@ help:
 	@echo "make quick   lint, types, and the tests that a change breaks most often: before each commit"
 	@echo "make fuzz    thousands of damaged runs, and of each other subject of tests/support/fuzz"
 	@echo "make sanitize    the GPU tests under compute-sanitizer, on a machine with a Hopper GPU"
-	@echo "make docs    write data/BENCHMARKS.md and data/CLAIMS.md anew from the recorded runs"
+	@echo "make docs    write data/BENCHMARKS.md, data/CLAIMS.md and the columns of data/README.md anew"
+	@echo "make wheel   build dist/*.whl: the package with its data, for pip"
 	@echo "make clean   remove the environment and what was built"
 
 demo: $(VENV)/.demo

@@ -43,9 +43,9 @@ SHOWN = {  # by column of the printed tables: its heading, with the unit, and ho
     "model_speedup": ("model ×", "{:.2f}"),
     "difference": ("difference", "{:+.2f}"),
     "low": ("95 % from", "{:+.2f}"),
-    "high": ("to", "{:+.2f}"),
+    "high": ("95 % to", "{:+.2f}"),
     "ratio_low": ("ratio from", "{:.2f}"),
-    "ratio_high": ("to", "{:.2f}"),
+    "ratio_high": ("ratio to", "{:.2f}"),
     "q": ("q", "{:.2g}"),
 }
 

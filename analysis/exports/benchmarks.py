@@ -115,7 +115,7 @@ def _model(run: Run) -> str:
         ["all", f"{facts['nnz_mean']:.1f} (mean)", "", "", percent(facts['dead_share']), number(dense),
          number(sparse), f"**{facts['speedup']:.2f}**"]
     )  # fmt: skip
-    less = f" A token takes {percent(1 - whole['energy'])} less energy (n = {whole['energy_repeats']} batches)."
+    less = f" A token takes {percent(1 - whole['energy'])} less energy (readings: {whole['energy_repeats']})."
     energy = "" if pd.isna(whole["energy"]) else less
     return (
         "## A trained model on real text\n\n"

@@ -25,7 +25,7 @@ COLUMNS = ["kind", "value", "quantile", "sequence", "position", "before", "token
 
 
 def examples(run: Run, layer: int, neuron: int, width: int = 16) -> pd.DataFrame:
-    """Return the top values, then the sample, both by falling value. Columns:
+    """Return a neuron's top values, then its sample, both by falling value. Columns:
 
     kind (top, sample); value; quantile (of the neuron's firings, those not above it, where the run counts values by
     bins, else of the sample; empty for top); sequence; position; before, token, after (text, `width` tokens either

@@ -34,6 +34,8 @@ from twell.workbench.run import manifest as manifests
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run, open_run
 
+LIMITS = ["95 % from", "95 % to", "ratio from", "ratio to"]
+
 
 def test_compare_runs(run: Run, sparser: Run, other_text: Run) -> None:
     table = compare_runs([run, sparser, other_text])
@@ -258,5 +260,10 @@ def test_the_command(run: Run, sparser: Run, capsys: pytest.CaptureFixture) -> N
     assert " counted tokens " in output and f"  {table.attrs['counted']}\n" in output
     assert output.count("\n") == len(table) + run.layers + 7
     assert f"{table['sparsity'].iloc[1]:.2%}" in output and " best\n" in output
-    frame = compare_layers([run, sparser])
-    assert f"{frame['difference'].iloc[0]:+.2f}" in output
+    frame, lines = compare_layers([run, sparser]), output.splitlines()
+    headings = next(line for line in lines if line.split()[:2] == ["run", "layer"])
+    assert re.findall(r"95 % from|95 % to|ratio from|ratio to", headings) == LIMITS, "a heading a limit"
+    row = frame.iloc[0]
+    change = [f"{row[name]:+.2f}" for name in ("difference", "low", "high")]
+    ratio = [f"{row[name]:.2f}" for name in ("ratio", "ratio_low", "ratio_high")]
+    assert lines[lines.index(headings) + 1].split()[-7:-1] == change + ratio

@@ -35,12 +35,12 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def use_sparse_ffns(model: Model, *, ffns: FFNs | None = None, kernel: str = "auto") -> Model:
-    """Put sparse FFNs in the place of a model's own, for good, and return the model; outputs are unchanged.
+    """Put sparse FFNs in the place of a model's own, for good, and return the model; outputs stay, to rounding.
 
     They are for inference, under torch.no_grad(), and do not count; their weights have names of their own, so the model
     cannot be saved. With torch.compile(model, backend="twell") their kernels add the residual too.
 
-    model, ffns: as in `attached`; kernel: as in `load`
+    ffns: as in `watch`, for a module of yours; kernel: which FFN kernel runs, as `twell capture --kernel` names it
 
     Raises UserError for a model whose FFNs the kernels cannot run; it is then as it was.
     """

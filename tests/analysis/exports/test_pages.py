@@ -38,6 +38,12 @@ def test_the_pages_are_those_of_the_recorded_run(generated: dict[str, str]) -> N
     assert stale(pages.folder(), generated) == [], "run `make docs`"
 
 
+def test_energy_says_how_often_it_was_read(generated: dict[str, str]) -> None:
+    watts = pd.concat(pd.read_parquet(path) for path in (RECORDED / "timings").glob("*.parquet"))
+    read = watts.query("op == 'model_sparse'")["watts"].notna().sum()
+    assert read == 1 and "less energy (readings: 1)" in generated["BENCHMARKS.md"]
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_changed_figure_is_noticed(name: str, generated: dict[str, str], tmp_path: Path) -> None:
     """Whichever digit of a table changes, the page is stale."""
