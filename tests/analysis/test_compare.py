@@ -266,4 +266,4 @@ def test_the_command(run: Run, sparser: Run, capsys: pytest.CaptureFixture) -> N
     row = frame.iloc[0]
     change = [f"{row[name]:+.2f}" for name in ("difference", "low", "high")]
     ratio = [f"{row[name]:.2f}" for name in ("ratio", "ratio_low", "ratio_high")]
-    assert lines[lines.index(headings) + 1].split()[-7:-1] == change + ratio
+    assert lines[lines.index(headings) + 1].split()[-8:-1] == [*change, *ratio, f"{row['q']:.2g}"]
