@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from twell.analysis import statistics
+from twell.analysis.memo import memoized
 from twell.analysis.summaries.documents import FEW
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
@@ -32,7 +33,7 @@ KEPT = "kept: firings over those with nothing taken away; above 100 % where what
 SUMS = ["tokens", "loss_sum", "base_sum", "firings", "base_firings"]
 
 
-def effects(run: Run, study: int | None = None) -> pd.DataFrame:
+def effects(run: Run, study: int | None = None, half: int | None = None) -> pd.DataFrame:
     """Return what each condition does to the loss; a condition of several studies as the last of them measured it.
 
     Columns: study, condition, kind, layer (-1: all), share, silenced (neurons); tokens, documents (clusters); base and
@@ -40,20 +41,32 @@ def effects(run: Run, study: int | None = None) -> pd.DataFrame:
     three); kept: firings over those with nothing taken away, by one token in eight. Documents whose loss is not finite
     are left out.
 
-    study: the number of one study. Raises Missing for a run that was not ablated.
+    study: the number of one study; half: of every other document alone, from the first (0) or the second (1) on, so
+    that what was chosen by one half is measured on the other. Raises Missing for a run that was not ablated.
     """
     rows = _rows(run)
     if study is None:
-        rows = rows[rows["study"] == rows.groupby("condition")["study"].transform("max")]
+        rows = _newest(rows)
     elif study not in set(rows["study"]):
         known = ", ".join(str(each) for each in sorted(set(rows["study"])))
         raise UserError(f"Expected a study of {run.name} ({known}), got {study}.")
     else:
         rows = rows[rows["study"] == study]
-    table = pd.DataFrame([_effect(each) for _, each in rows.groupby("condition", sort=False)])
+    table = pd.DataFrame([_effect(each, half) for _, each in rows.groupby("condition", sort=False)])
     table["kind"] = pd.Categorical(table["kind"], ORDER, ordered=True)
     table = table.sort_values(["kind", "share", "layer"], ignore_index=True)
     return table.astype({"kind": "string"}).astype({"kind": "object", "silenced": "Int64"})
+
+
+@memoized
+def mean_changes(run: Run, half: int) -> dict[str, float]:
+    """Return the change of the loss of every other document by condition, nats a token, as `effects` has it."""
+    changes = {}
+    for condition, rows in _newest(_rows(run)).groupby("condition", sort=False):
+        clusters = clustered(rows)[half::2].query("finite")
+        total = clusters["tokens"].sum()
+        changes[condition] = (clusters["loss_sum"] - clusters["base_sum"]).sum() / total if total else np.nan
+    return changes
 
 
 def ablate_command(run: Run) -> str:
@@ -67,9 +80,14 @@ def _rows(run: Run) -> pd.DataFrame:
     return run.frame("effects")
 
 
-def _effect(rows: pd.DataFrame) -> dict[str, object]:
-    """Return the row of one condition. rows: of one condition and study"""
-    clusters = clustered(rows)
+def _newest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of each condition that the last of its studies measured."""
+    return rows[rows["study"] == rows.groupby("condition")["study"].transform("max")]
+
+
+def _effect(rows: pd.DataFrame, half: int | None) -> dict[str, object]:
+    """Return the row of one condition. rows: of one condition and study; half: as `effects` takes it"""
+    clusters = clustered(rows) if half is None else clustered(rows)[half::2]
     finite = clusters[clusters["finite"]]
     change, low, high = paired_change(finite["tokens"].to_numpy(), (finite["loss_sum"] - finite["base_sum"]).to_numpy())
     tokens = finite["tokens"].sum()

@@ -14,7 +14,7 @@ from scipy import stats
 from support.planted_effects import coverage, rows_of
 
 from twell.analysis import allocation, by_layer, effects
-from twell.analysis.ablations.allocation import _bytes, allocate, allocated, summary
+from twell.analysis.ablations.allocation import HALF, _bytes, allocate, allocated, summary
 from twell.analysis.ablations.by_condition import KEPT, SUMS, clustered, lines, lines_of, paired_change
 from twell.workbench.ablations.appended import append
 from twell.workbench.errors import Missing, UserError
@@ -176,9 +176,9 @@ def test_an_allocation_says_what_it_costs_together(small: Run) -> None:
         allocation(run)
     with pytest.raises(UserError, match=r"some layer's share fits, got 0 nats: the least is 0.0"):
         allocated(run, 0)
-    single = effects(run).set_index("layer")["change"]
-    both = sorted(single.index, key=lambda layer: single[layer] / shares[layer])[:2]
-    condition = allocated(run, float(single[both].sum()) + 1e-9)
+    choosing, single = (effects(run, half=half).set_index("layer")["change"] for half in (0, 1))
+    both = sorted(choosing.index, key=lambda layer: choosing[layer] / shares[layer])[:2]
+    condition = allocated(run, float(choosing[both].sum()) + 1e-9)
     assert condition == "shares:" + ",".join(f"{shares[layer] if layer in both else 0:g}" for layer in range(4))
     run = added(run, 9, condition=condition, kind="shares")
     table = allocation(run)
@@ -223,10 +223,11 @@ def test_a_mixture_that_breaks_the_budget_gives_way_to_a_smaller_one(small: Run)
     assert allocation(run, budget).attrs["budget"] == budget
 
 
-@pytest.mark.parametrize("documents", [20, 60])
+@pytest.mark.parametrize("documents", [2 * HALF - 1, 2 * HALF, 60])
 def test_a_mixture_costs_more_on_other_text_than_on_that_it_was_chosen_by(small: Run, documents: int) -> None:
-    """It is said of which it is: of shares that cost as much, those are chosen that cost little by chance."""
-    rng, run = np.random.default_rng(documents), small
+    """Of shares that cost as much, those are chosen that cost little by chance, so what they cost is told of the other
+    half of the documents; of few documents it is said which it is."""
+    rng, run, halved = np.random.default_rng(documents), small, documents >= 2 * HALF
 
     def studied(run: Run, number: int, base: float, **about: Any) -> Run:
         """Add a study of documents that lose 0.02 nats on average, each its own."""
@@ -240,13 +241,20 @@ def test_a_mixture_costs_more_on_other_text_than_on_that_it_was_chosen_by(small:
         run = studied(
             run, number, 3.0, condition=f"smallest:{share}@{layer}", kind="smallest", share=share, layer=layer
         )
-    condition = allocated(run, 0.01)
-    assert allocation(run, 0.01).attrs["singles"] < 0.01 < 0.02 * np.count_nonzero(allocation(run, 0.01)["share"])
+    condition, table = allocated(run, 0.01), allocation(run, 0.01)
+    assert 0.02 * np.count_nonzero(table["share"]) > 0.01 and (table.attrs["singles"] < 0.01) == (not halved)
+    measured = effects(run, half=1 if halved else None).set_index(["layer", "share"])["change"]
+    assert [row.change for row in table.itertuples()] == [
+        measured.get((row.layer, row.share), 0.0) for row in table.itertuples()
+    ]
     for number, base, own in ((20, 3.0, True), (21, 4.0, False)):
         run = studied(run, number, base, condition=condition, kind="shares")
-        table = allocation(run)
-        assert table.attrs["chosen_by"] is own
-        assert ("That is on the tokens by which the shares were chosen" in summary(table)) == own
+        table, whole = allocation(run), effects(run).set_index("condition").loc[condition]
+        assert table.attrs["halved"] is halved and table.attrs["chosen_by"] is (own and not halved)
+        said = summary(table)
+        assert ("That is on the tokens by which the shares were chosen" in said) == (own and not halved)
+        assert ("every other document, and changes are those of the others" in said) == halved
+        assert (table.attrs["joint"] == whole["change"]) == (not (halved and own)), "other text is all other"
 
 
 def gone(condition: str) -> float:

@@ -63,11 +63,11 @@ def test_it_draws_what_the_tables_hold(ablated: Run, show: Callable[..., AppTest
     curve = next(line for line in plots.ablation_curves(ablated).data if line.name == "weakest firings away")
     assert sorted(curve.y) == sorted(table.loc[["weakest:0.5", "weakest:0.75"], "change"])
     assert list(plots.ablation_layers(ablated).data[0].x) == table.loc[["ffn@0", "ffn@1"], "change"].tolist()
-    budget = allocation(ablated)
-    assert f"run together they make {table.loc[SHARES, 'change']:+.4f}" in text(test)
+    budget, half = allocation(ablated), effects(ablated, half=1).set_index("condition")["change"]
+    assert f"run together they make {half[SHARES]:+.4f}" in text(test)
     assert f"{number(0.5)} nats a token. The share of" in text(test) and ", within the budget of 0.5." in text(test)
     assert list(plots.ablation_budget(ablated).data[0].x) == [50, 0, 50, 0] == (100 * budget["share"]).tolist()
-    assert budget.attrs["singles"] == table.loc[["smallest:0.5@0", "smallest:0.5@2"], "change"].sum()
+    assert budget.attrs["singles"] == half[["smallest:0.5@0", "smallest:0.5@2"]].sum()
     neurons = neuron_effects(ablated)
     assert neurons["estimate"].abs().is_monotonic_decreasing
     drawn = len(plots.ablation_neurons(ablated).data[0].x)
