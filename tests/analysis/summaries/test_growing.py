@@ -152,7 +152,8 @@ def test_a_crash_while_publishing_leaves_no_list(small: Run, monkeypatch: pytest
 def test_two_processes_at_once(small: Run) -> None:
     code = "import sys, twell.analysis, twell.workbench as w; twell.analysis.ensure(w.open_run(sys.argv[1]))"
     both = [subprocess.Popen([sys.executable, "-c", code, str(small.path)], stderr=subprocess.PIPE) for _ in range(2)]
-    assert [process.communicate()[1].decode() for process in both] == ["", ""]
+    said = "".join(process.communicate()[1].decode() for process in both)
+    assert not said or (said.startswith("Waiting for another process") and said.count("\n") == 1), "on a busy machine"
     built = json.loads((small.summary_path("any").parent / "built.json").read_text())
     tables = [name for name in (*SUMMARIES.sources, "sequences") if small.has(name)]
     assert len(built["parts"]) == 3 * len(tables) == 3 * 5

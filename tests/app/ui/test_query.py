@@ -101,7 +101,7 @@ PAGES: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
             "layer-by-layer",
             "the-difference-by-layer",
             "the-ratio-by-position",
-            "tokens-with-the-clearest-difference",
+            "tokens-with-the-largest-difference",
         ),
     ),
     ("export", {"table": "by_position"}, ("by_position",)),

@@ -145,8 +145,6 @@ def test_a_like_call_is_checked_once(ops: Ops, monkeypatch: pytest.MonkeyPatch) 
 def test_bad_calls_are_refused_after_good_ones(ops: Ops) -> None:
     gradients(made())
     tensors = made()
-    with pytest.raises(ValueError, match="requires_grad=True"):
-        training.train_gated_ffn(*tensors[:3], tensors[3].detach())  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="w_up: expected a tensor, got list"):
         training.train_gated_ffn(*tensors[:2], [], tensors[3])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="contiguous"):
