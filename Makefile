@@ -33,7 +33,7 @@ test: lint
 # Before each commit: lint, types, and the tests that a change breaks most often, without captures, servers and compilers.
 QUICK = $(addprefix tests/,architecture/test_rooms.py kernels/test_layout.py kernels/test_checks.py kernels/test_modules.py \
 	workbench/run/test_manifest.py workbench/run/test_writer.py workbench/text workbench/test_cli.py analysis/activity \
-	analysis/tokens analysis/speed app/ui/test_formatting.py app/test_pages.py)
+	analysis/tokens analysis/speed app/ui/test_formatting.py app/test_pages.py app/test_lacking_runs.py)
 # Nothing there waits, so there is one process for each of two processors.
 quick: PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(2, os.cpu_count()))')
 quick: lint

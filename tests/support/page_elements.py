@@ -8,6 +8,18 @@ from typing import Any
 
 from streamlit.testing.v1 import AppTest
 
+PAGES = ("overview", "text", "tokens", "layers", "positions", "neurons", "kernels", "findings", "compare", "export")
+
+
+def figures(test: AppTest) -> int:
+    """Return how many figures the page draws."""
+    return len(test.get("plotly_chart"))
+
+
+def drawn(test: AppTest, place: int) -> str:
+    """Return what the figure at a place is made of, as text."""
+    return json.dumps(json.loads(test.get("plotly_chart")[place].proto.spec), ensure_ascii=False)
+
 
 def markup(test: AppTest) -> str:
     """Return the HTML of all `st.html` blocks of the page."""

@@ -142,6 +142,19 @@ def test_a_like_call_is_checked_once(ops: Ops, monkeypatch: pytest.MonkeyPatch) 
             training.train_gated_ffn(*tensors, **options)  # type: ignore[arg-type]
 
 
+def test_frozen_weights_and_data_take_the_same_ops(ops: Ops) -> None:
+    tensors = made()
+    want = gradients(tensors)
+    for frozen in ({0}, {0}, {1, 2, 3}):  # the second time as a call whose like was checked
+        given = [tensor.detach().requires_grad_(at not in frozen) for at, tensor in enumerate(tensors)]
+        out = training.train_gated_ffn(*given)  # type: ignore[arg-type]
+        loss = (out.y.float() * torch.linspace(-1, 1, D_MODEL)).sum() + COEFFICIENT * out.l1
+        needing = [at for at in range(len(given)) if at not in frozen]
+        got = torch.autograd.grad(loss, [given[at] for at in needing])
+        assert all(torch.equal(one, want[at]) for one, at in zip(got, needing, strict=True))
+    assert ops.calls == ["forward", "backward"] * 4
+
+
 def test_bad_calls_are_refused_after_good_ones(ops: Ops) -> None:
     gradients(made())
     tensors = made()
