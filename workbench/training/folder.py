@@ -56,17 +56,17 @@ class TrainingFolder:
         self._log: TrainingLog | None = None
         self._kept = 0  # steps that the checkpoint has
         self._lock: Callable[[], object] | None = None
-        path = self.out / "training.json"
+        self._path = self.out / "training.json"
         usable(self.out)
-        self._existed, self._was_empty = self.out.exists(), not path.exists()
-        if path.exists():
-            self.record: dict[str, Any] = _read_json(path)
-        elif self.out.exists() and (not self.out.is_dir() or {p.name for p in self.out.iterdir()} - {TEMPORARY}):
+        self._existed, self._was_empty = self.out.exists(), not self._path.exists()
+        self._found: dict[str, Any] = {} if self._was_empty else _read_json(self._path)
+        self.record = dict(self._found)
+        if not self._was_empty or not self._existed:
+            return
+        if not self.out.is_dir() or {path.name for path in self.out.iterdir()} - {TEMPORARY}:
             raise UserError(
                 f"Expected --out to be new, empty or a training's folder, got {self.out}, which is none: name another."
             )
-        else:
-            self.record = {}
 
     @property
     def complete(self) -> bool:
@@ -115,14 +115,24 @@ class TrainingFolder:
                 self._write_json()
 
     def _hold(self) -> None:
-        """Lock the folder, made where it is missing. Raises UserError where another process has it."""
+        """Lock the folder, made where it is missing. Raises UserError where another process has it, or had it since the
+        record was read: that may have ended the training which this one would begin anew."""
+        if self._lock is not None:
+            return
         self.out.mkdir(parents=True, exist_ok=True)
-        self._lock = self._lock or locks.claim(self.out, self)
-        if self._lock is None:
+        release = locks.claim(self.out, self)
+        if release is None:
             raise UserError(
                 f"Expected a folder that no other training writes to, one is at {self.out}: wait for its end, or stop "
                 "it first."
             )
+        if (_read_json(self._path) if self._path.exists() else {}) != self._found:
+            release()
+            raise UserError(
+                f"Expected the record in {self.out} as it was when this command began, another training has changed it "
+                "since: give the same command again."
+            )
+        self._lock = release
 
     def say(self, line: str) -> None:
         """Print a line."""
@@ -231,7 +241,8 @@ class TrainingFolder:
     def _write_json(self) -> None:
         temporary = self.out / TEMPORARY
         temporary.write_text(json.dumps(self.record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(temporary, self.out / "training.json")
+        _move(temporary, self._path)
+        manifests.sync_folder(self.out)  # before `finish` removes the checkpoint
 
 
 def _move(path: Path, target: Path) -> None:

@@ -235,6 +235,37 @@ def test_a_folder_is_one_training_s_at_a_time(home: Path) -> None:
     TrainingFolder(home / "twice").claim(holdout=0.02)
 
 
+def test_a_training_that_ended_since_the_command_began_is_not_begun_anew(home: Path) -> None:
+    """The second one found no record; by the time it has the lock, the first one's lies there, complete."""
+    first, second = (TrainingFolder(home / "overtaken") for _ in range(2))
+    first.claim(holdout=0.02, status="complete")
+    before = (home / "overtaken" / "training.json").read_bytes()
+    del first
+    with pytest.raises(UserError, match="another training has changed it since: give the same command again"):
+        second.claim(holdout=0.02)
+    assert (home / "overtaken" / "training.json").read_bytes() == before
+    TrainingFolder(home / "overtaken").claim(holdout=0.02)  # the lock was given back
+
+
+def test_the_record_is_on_disk_before_it_takes_its_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one after a power cut would refuse the checkpoint beside it."""
+    synced: set[int] = set()
+    replace, fsync = os.replace, os.fsync
+
+    def note(handle: int) -> None:
+        fsync(handle)
+        synced.add(os.fstat(handle).st_ino)
+
+    def on_disk(path: Path, target: Path) -> None:
+        assert path.stat().st_ino in synced, f"{path.name} was not synced"
+        replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", on_disk)
+    TrainingFolder(home / "synced").claim(holdout=0.02)
+    assert (home / "synced").stat().st_ino in synced
+
+
 def test_a_name_that_the_record_could_not_hold_is_refused_before_the_training(home: Path) -> None:
     with pytest.raises(UserError, match="Expected a name in UTF-8"):
         train(options(home, "caf\udce9"))
