@@ -23,6 +23,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ class WorkerProcess:
         self.state = ""  # what the process is at, in words
         self._folder = tempfile.TemporaryDirectory(prefix="twell-read-")
         self._readings: OrderedDict[str, Reading] = OrderedDict()
+        self._numbers = count()  # of readings: one that is asked for again has a folder of its own
+        self._naming = threading.Lock()  # held while a reading is looked up and begun: visitors ask side by side
         self._asking = threading.Lock()  # held by the thread whose request the process has
         self._stopped = False  # whether the process was ended on purpose
 
@@ -105,16 +108,16 @@ class WorkerProcess:
                 "Expected torch and transformers, they are not installed here: pip install 'twell-workbench[capture]'."
             )
         key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
-        known = self._readings.get(key)
-        if known is not None and not known.error:
-            self._readings.move_to_end(key)
-            return known
-        number = len(list(Path(self._folder.name).iterdir()))
-        reading = Reading(key, request, Path(self._folder.name) / f"{key}-{number}")
-        self._readings[key] = reading
-        while len(self._readings) > KEPT:
-            oldest = self._readings.popitem(last=False)[1]
-            shutil.rmtree(oldest.out, ignore_errors=True)
+        with self._naming:
+            known = self._readings.get(key)
+            if known is not None and not known.error:
+                self._readings.move_to_end(key)
+                return known
+            reading = Reading(key, request, Path(self._folder.name) / f"{key}-{next(self._numbers)}")
+            self._readings[key] = reading
+            while len(self._readings) > KEPT:
+                oldest = self._readings.popitem(last=False)[1]
+                shutil.rmtree(oldest.out, ignore_errors=True)
         threading.Thread(target=self._answer, args=(reading,), name="twell-reading", daemon=True).start()
         return reading
 

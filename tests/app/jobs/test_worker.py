@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from twell.analysis import by_neuron
 from twell.analysis.neurons.at_token import along, beside, neurons_at, ordered
 from twell.analysis.neurons.effects import loss_change
 from twell.analysis.passage import passage, shaded, shaded_anew
+from twell.app.jobs import worker as module
 from twell.app.jobs.worker import Reading, WorkerProcess, save_reading
 from twell.app.neurons.near_view import with_nearest
 from twell.workbench import capture
@@ -69,6 +71,24 @@ def test_one_process_answers_all_and_the_same_question_once(worker: WorkerProces
     assert worker.process.pid == process
     assert not second.note
     assert (second.run().activity()["phase"] == 1).sum() == 6
+
+
+def test_visitors_who_ask_the_same_at_once_share_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the second one's folder replaces that which the first one's page is reading."""
+
+    def slow(*arguments: Any) -> Reading:
+        time.sleep(0.1)
+        return Reading(*arguments)
+
+    monkeypatch.setattr(module, "Reading", slow)
+    monkeypatch.setattr(WorkerProcess, "_answer", lambda self, reading: reading.done.set())
+    shared = WorkerProcess()
+    with ThreadPoolExecutor(4) as visitors:
+        readings = list(visitors.map(shared.ask, [{"text": WORDS}] * 4))
+    assert len({id(reading) for reading in readings}) == 1
+    readings[0].error = "It failed."
+    assert shared.ask({"text": WORDS}).out != readings[0].out, "asked again it does not write where the first one did"
+    shared.close()
 
 
 def test_a_recorded_passage_is_read_anew_from_its_ids(worker: WorkerProcess, captured: Run) -> None:
