@@ -51,10 +51,10 @@ def append(folder: Path, table: str, columns: Mapping[str, Any], **updates: Any)
     file = GrowingFile(folder / name, schema)
     try:
         file.write(rows)
+        size, sha256 = file.close()
     except BaseException:
         file.discard()
         raise
-    size, sha256 = file.close()
     replaced = [part for part in manifest.parts if part.table == table and TABLES[table].cumulative]
     manifest.parts = [
         *(part for part in manifest.parts if part not in replaced),
