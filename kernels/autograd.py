@@ -30,7 +30,6 @@ from twell.kernels.backends.reference_backward import (
 KEPT = 6  # tensors that a backend may keep for its backward pass beside x
 NO_SECOND_PASS = "backward: expected one backward pass, got create_graph=True, as the FFN op has no second one"
 WEIGHTS = slice(1, 7)  # the weights and biases among the inputs of the ops
-NAMES = ("x", "w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down")
 OpOutputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -140,7 +139,7 @@ def ffn_backward(
     b_gate: Tensor | None, b_up: Tensor | None, b_down: Tensor | None, finite: Tensor, kept: list[Tensor],
     activation: str, backend: str,
 ) -> list[Tensor]:  # fmt: skip
-    """Run the backward pass: gradients of NAMES, those of absent arguments left out."""
+    """Run the backward pass: gradients of `params.DIFFERENTIABLE`, those of absent arguments left out."""
     weights = Weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     saved = (finite, *kept)
     gradients = BACKENDS[backend].backward(x, weights, saved, activation, grad_y, grad_l1, w_gate.dtype, NO_SUMS)

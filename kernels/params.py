@@ -21,8 +21,8 @@ SPARSE_ACTIVATIONS = ("relu", "relu2")
 ACTIVATIONS = (*SPARSE_ACTIVATIONS, "silu", "gelu", "gelu_tanh")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
-WEIGHTS = ("x", "w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down")  # what a gradient could be asked of
-TENSORS = (*WEIGHTS, "rows", "tokens", "sequences")
+DIFFERENTIABLE = ("x", "w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down")  # what a gradient could be asked of
+TENSORS = (*DIFFERENTIABLE, "rows", "tokens", "sequences")
 PLAIN_NAMES = {"w_gate": "w_in", "w_down": "w_out", "b_gate": "b_in", "b_down": "b_out"}
 
 
@@ -146,13 +146,13 @@ def _check_tensors(params: FFNParams) -> None:
         raise _not_contiguous("x", x)
     if x.dim() == 0:
         raise ValueError("x: expected at least 1 dimension, got 0")
-    d_model = _check_size("d_model", x.shape[-1])
+    d_model = check_size("d_model", x.shape[-1])
     n = x.numel() // d_model
     if not x.is_contiguous():
         raise _not_contiguous("x", x)
     d_ff = w_gate.shape[0] if isinstance(w_gate, Tensor) and w_gate.dim() == 2 else 0
     _check(names.get("w_gate", "w_gate"), w_gate, device, dtype, (d_ff, d_model))
-    _check_size("d_ff", d_ff)
+    check_size("d_ff", d_ff)
     if params.w_up is not None:
         _check("w_up", params.w_up, device, dtype, (d_ff, d_model))
     _check(names.get("w_down", "w_down"), params.w_down, device, dtype, (d_model, d_ff), by_neuron=True)
@@ -174,7 +174,7 @@ def _check_tensors(params: FFNParams) -> None:
 def _refuse_gradients(params: FFNParams) -> None:
     """Refuse tensors that require a gradient. This is the one place that says that the op has no backward pass."""
     names = PLAIN_NAMES if params.w_up is None else {}
-    for name in WEIGHTS:
+    for name in DIFFERENTIABLE:
         tensor = getattr(params, name)
         if tensor is not None and tensor.requires_grad:
             raise ValueError(
@@ -183,8 +183,8 @@ def _refuse_gradients(params: FFNParams) -> None:
             )
 
 
-def _check_size(axis: str, size: int) -> int:
-    """Return the size of an axis, which is to be a positive multiple of 8."""
+def check_size(axis: str, size: int) -> int:
+    """Return the size of an axis; raise ValueError for one that is not a positive multiple of 8."""
     if size == 0 or size % 8:
         raise ValueError(f"{axis}: expected a positive multiple of 8, got {size}")
     return size

@@ -27,9 +27,8 @@ from twell.kernels.autograd import ffn_forward
 from twell.kernels.backends import hopper_backward, hopper_compact
 from twell.kernels.calls import whole_calls
 from twell.kernels.dispatch import Choice
-from twell.kernels.params import DTYPES, PLAIN_NAMES
+from twell.kernels.params import DIFFERENTIABLE, DTYPES, PLAIN_NAMES, SPARSE_ACTIVATIONS, check_size
 
-ACTIVATIONS = ("relu", "relu2")
 SPARSE = (
     "its backward pass multiplies over the neurons that blocks of rows fire, and the rows that fire groups of neurons"
 )
@@ -142,8 +141,8 @@ def _train(
     """Check a call, choose a backend, and run it."""
     if capacity is not None and (not isinstance(capacity, int) or capacity < 1):
         raise ValueError(f"capacity: expected at least 1 neuron a row, or None, got {capacity!r}")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    if activation not in SPARSE_ACTIVATIONS:
+        raise ValueError(f"activation: expected one of {', '.join(SPARSE_ACTIVATIONS)}, got {activation!r}")
     if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     key = whole_calls.key_of(x, weights, rows, activation, kernel, capacity) if sums is None else None
@@ -174,11 +173,11 @@ def _check(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None) -
         raise TypeError(f"x: expected one of {', '.join(map(str, DTYPES))}, got {x.dtype}")
     if x.dim() == 0:
         raise ValueError("x: expected at least 1 dimension, got 0")
-    d_model = _check_size("d_model", x.shape[-1])
+    d_model = check_size("d_model", x.shape[-1])
     w_gate = weights[0]
     d_ff = w_gate.shape[0] if isinstance(w_gate, Tensor) and w_gate.dim() == 2 else 0
     shapes = ((d_ff, d_model), (d_ff, d_model), (d_model, d_ff), (d_ff,), (d_ff,), (d_model,))
-    names = ("w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down")
+    names = DIFFERENTIABLE[1:]
     tensors = {"x": x} | {own.get(name, name): t for name, t in zip(names, weights, strict=True)}
     _check_tensor("x", x, x, tuple(x.shape), (x.dtype,))
     dtype = w_gate.dtype if isinstance(w_gate, Tensor) else x.dtype
@@ -188,7 +187,7 @@ def _check(x: Tensor, weights: tuple[Tensor | None, ...], rows: Tensor | None) -
             known = own.get(name, name)
             _check_tensor(known, tensor, x, shape, allowed if name == "w_gate" else (dtype,), name == "w_down")
             if name == "w_gate":
-                _check_size("d_ff", d_ff)
+                check_size("d_ff", d_ff)
     if rows is not None:
         _check_tensor("rows", rows, x, (x.numel() // d_model,), (torch.uint8,))
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors.values())
@@ -208,13 +207,6 @@ def _check_sums(weights: tuple[Tensor | None, ...], sums: Sequence[Tensor] | Non
         if tensor.requires_grad:
             raise ValueError(f"{name}: expected requires_grad=False, as gradients are added to it, got True")
     return (*sums,) if weights[1] is not None else (sums[0], None, sums[1])
-
-
-def _check_size(axis: str, size: int) -> int:
-    """Return a size; raise for one that is not a positive multiple of 8."""
-    if size == 0 or size % 8:
-        raise ValueError(f"{axis}: expected a positive multiple of 8, got {size}")
-    return size
 
 
 def _check_tensor(
