@@ -33,9 +33,10 @@ from twell.analysis.claims.claim import (
 from twell.analysis.comparisons import widened
 from twell.analysis.speed.contribution import gain_correlations, layer_gains
 from twell.analysis.speed.ffn_speedup import conditions
-from twell.analysis.speed.speedup import LEAST_BATCHES, WHOLE, geometric, model_speedup, pairs, speedup
+from twell.analysis.speed.speedup import LEAST_BATCHES, geometric, model_speedup, pairs, speedup
 from twell.analysis.speed.whole_model import bench_rows, pass_on_text
 from twell.workbench.errors import Missing
+from twell.workbench.run.schema import WHOLE_MODEL
 from twell.workbench.run.store import Run
 
 STRONG = -0.9  # Pearson correlation at or below which speed "follows" nnz
@@ -99,7 +100,7 @@ def timed_pass(run: Run) -> Pass:
     refuse_incomparable(timing["comparable"], timing["note"])
     how = f"geometric mean of {int(timing['repeats'])} batches; kernel {timing['kernel']}"
     bounds, readings = (timing["speedup"], timing["low"], timing["high"]), int(timing["energy_repeats"])
-    where, clause = conditions(run, WHOLE[1]), _unexplained(run, timing)
+    where, clause = conditions(run, WHOLE_MODEL[1]), _unexplained(run, timing)
     return Pass(
         *bounds, int(timing["repeats"]), "batches", how, run.manifest.device, where, timing["energy"], readings, clause
     )

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from twell.analysis.neurons.by_neuron import last_neuron
 from twell.analysis.neurons.value_histogram import neuron_histogram, quantile
 from twell.analysis.summaries.built import with_damage_note
-from twell.analysis.tokens.same_context import CONTEXT, times_again
+from twell.analysis.tokens.same_context import times_again
 from twell.analysis.tokens.text_around import LONGEST_CHARACTER, TokenWindow, pieces, split_text, token_windows
 from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.schema import SAME_CONTEXT
 from twell.workbench.run.store import Run
 
 COLUMNS = ["kind", "value", "quantile", "sequence", "position", "before", "token", "after", "window", "again"]
@@ -47,7 +48,7 @@ def example_pieces(run: Run, layer: int, neuron: int, width: int = 16) -> pd.Dat
     frame["quantile"] = _quantiles(run, layer, neuron, frame)
     frame.loc[frame["kind"] == "top", "quantile"] = np.nan
     # Read a few tokens more: a character that the window's first token ends may have begun before it.
-    wide = token_windows(run, frame, max(width + LONGEST_CHARACTER, CONTEXT) - 1)
+    wide = token_windows(run, frame, max(width + LONGEST_CHARACTER, SAME_CONTEXT) - 1)
     windows = [_narrowed(window, width) for window in wide]
     again = times_again(run, wide)
     frame["again"] = np.nan if again is None else again

@@ -33,13 +33,12 @@ from twell.analysis.statistics import (
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.errors import Missing
 from twell.workbench.run.checks.uncounted import is_nowhere_finite, no_counted_token
-from twell.workbench.run.schema import PREFILL
+from twell.workbench.run.schema import PREFILL, WHOLE_MODEL
 from twell.workbench.run.store import Run
 
 REFERENCE = "the reference kernel is an oracle, not a fast kernel: no speedup is claimed from it"
 EXACT_BELOW = 12
 LEAST_BATCHES = 3  # for an interval of a speedup
-WHOLE = ("model_dense", "model_sparse")
 
 
 @memoized
@@ -64,7 +63,7 @@ def sizes(run: Run) -> dict[str, float]:
     rows = timings(run)
     medians = {str(op): float(np.median(tokens)) for op, tokens in rows.groupby("op")["tokens"]}
     ours = medians.get("ffn_sparse")
-    return {op: own if ours is None or op in (*WHOLE, "pass") else ours for op, own in medians.items()}
+    return {op: own if ours is None or op in (*WHOLE_MODEL, "pass") else ours for op, own in medians.items()}
 
 
 def rows_timed(run: Run) -> dict[str, tuple[int, int]]:
@@ -192,8 +191,8 @@ def model_speedup(run: Run) -> dict[str, Any]:
     (batches); kernel; comparable; note. Raises Missing where it was not timed both ways.
     """
     rows = of_one_size(run)
-    rows = rows[rows["op"].isin(WHOLE)]
-    (*_, (dense, sparse)), (*_, power) = (_side_by_side(rows, name, WHOLE) for name in ("microseconds", "watts"))
+    rows = rows[rows["op"].isin(WHOLE_MODEL)]
+    (*_, (dense, sparse)), (*_, power) = (_side_by_side(rows, name, WHOLE_MODEL) for name in ("microseconds", "watts"))
     both = ~np.isnan(dense + sparse)
     if not both.any():
         raise Missing(f"{run.name} did not time the whole forward pass both dense and sparse.")

@@ -2,8 +2,8 @@
 
 The idea: `select` finds a batch's candidates while its layers run, where TwELL lies; once the batch is accepted they
 are merged, for all layers at once. What is kept depends on the text alone: not on batches, parts or ranks, and a run
-that is resumed keeps the same. Of like contexts, the same CONTEXT tokens up to a firing, the first in the text counts
-(`text/repeats.py`). Nothing here waits for the device but `columns`, which the writing thread calls.
+that is resumed keeps the same. Of like contexts, the same SAME_CONTEXT tokens up to a firing, the first in the text
+counts (`text/repeats.py`). Nothing here waits for the device but `columns`, which the writing thread calls.
 
 Cost: on the device some 170 bytes an example, three times; a few sorts of all examples a batch.
 """

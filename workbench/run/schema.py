@@ -48,6 +48,12 @@ FLAG_SPECIAL, FLAG_FIRST, FLAG_NOT_FINITE = 1, 2, 4
 # activity.phase
 PREFILL, DECODE = 0, 1
 
+# timings.op of the whole forward pass without probes: dense, and with the sparse kernel.
+WHOLE_MODEL = ("model_dense", "model_sparse")
+
+# examples: of firings whose last so many tokens are the same, the first in the text counts.
+SAME_CONTEXT = 8
+
 # neurons.value_sum is in units of 2^-20: integer sums are the same in any order.
 VALUE_SCALE = 2**20
 

@@ -1,4 +1,4 @@
-"""Mark tokens in a context that was read before: the same CONTEXT tokens, up to and with the token itself.
+"""Mark tokens in a context that was read before: the same SAME_CONTEXT tokens, up to and with the token itself.
 
 The idea: a table of SLOTS contexts, each in the place that its hash names; a later context takes the place of another.
 Sequences go through it in the order of the text, so the marks depend on the text alone, however it is cut into batches
@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from twell.workbench.run.schema import SAME_CONTEXT
 from twell.workbench.text.sequences import Sequence
 
-CONTEXT = 8  # tokens
 SLOTS = 2**22
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -41,10 +41,10 @@ class Repeats:
 
 
 def context_hashes(ids: np.ndarray) -> np.ndarray:
-    """Return uint64 [tokens], never 0: a hash of the last CONTEXT tokens of each, or of those since the beginning."""
+    """Return uint64 [tokens], never 0: a hash of each one's last SAME_CONTEXT tokens, or of all so far."""
     words = ids.astype(np.uint64) + np.uint64(1)
     hashes = np.zeros(len(ids), dtype=np.uint64)
-    for back in range(min(CONTEXT, len(ids)) - 1, -1, -1):
+    for back in range(min(SAME_CONTEXT, len(ids)) - 1, -1, -1):
         hashes *= _ODD
         hashes[back:] += words[: len(ids) - back]
     hashes = (hashes ^ (hashes >> np.uint64(29))) * _MIX

@@ -9,16 +9,16 @@ import numpy as np
 import pyarrow as pa
 
 from twell.analysis.tokens import same_context
-from twell.analysis.tokens.same_context import CONTEXT, times_again
+from twell.analysis.tokens.same_context import times_again
 from twell.analysis.tokens.text_around import TokenWindow
-from twell.workbench.text import repeats
+from twell.workbench.run.schema import SAME_CONTEXT
 
 
 def naive(sequences: list[list[int]], sequence: int, position: int) -> int:
     """Return at how many other places the same tokens stand, counted one by one."""
-    least = max(0, position + 1 - CONTEXT)
+    least = max(0, position + 1 - SAME_CONTEXT)
     wanted = sequences[sequence][least : position + 1]
-    ends = [position] if least == 0 and position + 1 < CONTEXT else None
+    ends = [position] if least == 0 and position + 1 < SAME_CONTEXT else None
     return (
         sum(
             ids[end + 1 - len(wanted) : end + 1] == wanted
@@ -52,4 +52,3 @@ def test_contexts_are_counted_within_sequences_alone(monkeypatch: Any) -> None:
     assert counted is not None and counted.tolist() == expected
     monkeypatch.setattr(same_context, "MOST", len(rows) - 1)
     assert times_again(run, windows) is None
-    assert CONTEXT == repeats.CONTEXT  # of which a capture keeps the first

@@ -31,13 +31,12 @@ from twell.workbench.capturing.timing.calibration import Calibrations, Kind
 from twell.workbench.capturing.timing.call_times import MODEL, BatchTimes, Call, Marks
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.power import WINDOW_SECONDS, Gauge, PowerReading
-from twell.workbench.run.schema import PREFILL
+from twell.workbench.run.schema import PREFILL, WHOLE_MODEL
 from twell.workbench.text.batches import Batch
 
 ROWS = {"cpu": 2048, "cuda": 32_768}  # rows of a batch that a dense FFN runs on, at most
 MODEL_ROWS = {"cpu": 2048, "cuda": 16_384}  # rows that the whole model runs on, or those of one longer sequence
 SPARSE = ("ffn_sparse", "model_sparse", "pass")  # operations that the sparse kernel runs; the others are dense
-WHOLE = ("model_dense", "model_sparse")
 COUNTED = ("ffn_sparse", "ffn_dense", "gate")  # operations whose input's nnz is known
 POWER_SECONDS = 2 * WINDOW_SECONDS  # what measuring the power takes: a window dense, and one sparse
 GAUGE_SECONDS = 0.5  # between two readings of the device's clock and power
@@ -176,7 +175,7 @@ class Timings:
             took = [self._microseconds(call, times) for call in same]
             if min(took) < 0:  # the clock went back
                 continue
-            mhz, watts = same[0].reading or (reading[0], None if op in WHOLE else reading[1])
+            mhz, watts = same[0].reading or (reading[0], None if op in WHOLE_MODEL else reading[1])
             rows = [batch.padded if op == "pass" else call.rows for call in same]
             kernel = self.loaded.choice(max(rows)).kernel if op in SPARSE else "dense"
             tokens = int(batch.lengths.sum()) if op == "pass" else sum(rows)
