@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, triu
 
+from twell.analysis.tokens.text_around import position_keys
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
 LEAST = 2  # positions that two neurons share before one is listed as firing with the other
 SHOWN = 12  # neighbours
-STRIDE = 2**32  # larger than any position, so that sequence and position make one key
 COLUMNS = ["label", "layer", "neuron", "shared", "of", "phi"]
 
 
@@ -65,12 +65,10 @@ def counted_firings(run: Run, layer: int, dtype: type[np.number]) -> csr_matrix:
 def _is_flagged(run: Run, places: pd.DataFrame) -> NDArray[np.bool_]:
     """Return whether each token is flagged, as the first of a sequence is, by the rows of single tokens if there are
     any."""
-    sequence, position = (places[name].to_numpy(np.int64) for name in ("sequence", "position"))
-    flagged = position == 0
+    keys, flagged = position_keys(places), places["position"].to_numpy() == 0
     for rows in run.pieces("activity", ["sequence", "position", "flags"]) if run.has("activity") else ():
         rows = rows.filter(pc.greater(rows["flags"], 0))
-        keys = rows["sequence"].to_numpy().astype(np.int64) * STRIDE + rows["position"].to_numpy()
-        flagged |= np.isin(sequence * STRIDE + position, keys)
+        flagged |= np.isin(keys, position_keys(rows))
     return flagged
 
 

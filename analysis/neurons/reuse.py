@@ -23,6 +23,7 @@ from twell.analysis.neurons.coactivation import as_firings, fired_csr, sampled_l
 from twell.analysis.statistics import effective, jackknife_error, t_half
 from twell.analysis.summaries.derived import drawn_interval
 from twell.analysis.summaries.documents import REPLICATES, read_documents
+from twell.analysis.tokens.text_around import position_keys
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -63,7 +64,7 @@ def reuse_cache(run: Run, windows: Sequence[int] = WINDOWS) -> pd.DataFrame:
     pieces = []
     for layer in _layers(run):
         matrix, places = _fired(run, layer)
-        unit, total, key = _units(run, places), np.diff(matrix.indptr), _keys(places)
+        unit, total, key = _units(run, places), np.diff(matrix.indptr), position_keys(places)
         row, before, after = _gaps(matrix, key)
         for window in sorted(windows):
             earlier, later = _pairs(places, window)
@@ -89,7 +90,8 @@ def reuse_cache(run: Run, windows: Sequence[int] = WINDOWS) -> pd.DataFrame:
 def _gaps(matrix: csr_matrix, key: NDArray) -> tuple[NDArray, NDArray, NDArray]:
     """Return, a firing each, its row, and how many tokens before it and after it in its sequence the neuron fired.
 
-    key [row]: ascending, as `_keys` returns it. FAR where it fired nowhere in the sequence before, or after.
+    key [row]: ascending, as `position_keys` returns it: less than FAR apart in one sequence. FAR where it fired nowhere
+    in the sequence before, or after.
     """
     by_neuron = matrix.tocsc()
     row, neuron = by_neuron.indices, np.repeat(np.arange(matrix.shape[1]), np.diff(by_neuron.indptr))
@@ -123,7 +125,7 @@ def _pairs(places: pd.DataFrame, lag: int) -> tuple[NDArray, NDArray]:
     """Return the rows of pairs of tokens of one sequence, `lag` apart: the earlier and the later ones. With lag 0 each
     token is paired with one half of the sample away, of another sequence."""
     sequence, position = places["sequence"].to_numpy(np.int64), places["position"].to_numpy(np.int64)
-    rows, key = np.arange(len(places)), _keys(places)
+    rows, key = np.arange(len(places)), position_keys(places)
     if lag == RANDOM:
         other = (rows + len(rows) // 2) % max(len(rows), 1)
         apart = sequence != sequence[other]
@@ -131,11 +133,6 @@ def _pairs(places: pd.DataFrame, lag: int) -> tuple[NDArray, NDArray]:
     index = np.searchsorted(key, key - lag)
     paired = (key[np.minimum(index, len(key) - 1)] == key - lag) & (position >= lag)
     return index[paired], rows[paired]
-
-
-def _keys(places: pd.DataFrame) -> NDArray:
-    """Return where each token stands as one number, ascending: tokens of one sequence differ by less than FAR."""
-    return places["sequence"].to_numpy(np.int64) * 2**32 + places["position"].to_numpy(np.int64)
 
 
 def _share(shared: NDArray, total: NDArray, unit: NDArray, other: NDArray) -> dict[str, float]:

@@ -20,10 +20,10 @@ from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.logit_lens import CheckpointTensors, as_float32
 from twell.analysis.neurons.values import missing
 from twell.analysis.tokens.by_token import token_text
+from twell.analysis.tokens.text_around import position_keys
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-STRIDE = 2**32  # larger than any position, so that sequence and position make one key
 EACH = 4  # tokens of a neuron
 READABLE = 1e8  # weights whose lengths are computed while a page is drawn, some 0.3 s
 GONE = 0.25  # of the median length of neurons that fire: weights below that have decayed away
@@ -40,7 +40,7 @@ def top_tokens(run: Run) -> pd.DataFrame:
     names = ["layer", "neuron", "kind", "value", "sequence", "position"]
     rows = run.frame("examples", names)
     rows = rows[rows["kind"] == "top"].sort_values(["layer", "neuron", "value"], ascending=[True, True, False])
-    rows["token_id"] = _tokens_at(run, _keys(rows))
+    rows["token_id"] = _tokens_at(run, position_keys(rows))
     rows = rows[rows["token_id"] >= 0].drop_duplicates(["layer", "neuron", "token_id"])
     rank = rows.groupby(["layer", "neuron"]).cumcount()
     rows = rows.assign(rank=rank)[rank < EACH]
@@ -49,16 +49,12 @@ def top_tokens(run: Run) -> pd.DataFrame:
     return rows[["layer", "neuron", "rank", "token_id", "text", "value"]].reset_index(drop=True)
 
 
-def _keys(rows: pd.DataFrame) -> NDArray[np.int64]:
-    return rows["sequence"].to_numpy(np.int64) * STRIDE + rows["position"].to_numpy(np.int64)
-
-
 def _tokens_at(run: Run, keys: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the token id at each key of sequence and position; -1 where the run has no row."""
     wanted, back = np.unique(keys, return_inverse=True)
     tokens = np.full(len(wanted), -1, np.int64)
     for part in run.pieces("activity", ["sequence", "position", "token_id"]):
-        part_keys = part["sequence"].to_numpy().astype(np.int64) * STRIDE + part["position"].to_numpy()
+        part_keys = position_keys(part)
         at = np.searchsorted(wanted, part_keys)
         hit = (at < len(wanted)) & (wanted[np.minimum(at, len(wanted) - 1)] == part_keys)
         tokens[at[hit]] = part["token_id"].to_numpy()[hit]

@@ -12,13 +12,13 @@ import pandas as pd
 from twell import analysis
 from twell.analysis.neurons.values import missing
 from twell.analysis.summaries.read import open_summaries
+from twell.analysis.tokens.text_around import position_keys
 from twell.app.ui.formatting import number, percent, plural
 from twell.app.ui.url_state import link
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 SHOWN = 12  # neurons
-SEQUENCE_STRIDE = 2**32  # larger than any position, so that sequence and position make one key
 
 
 def neurons_of(run: Run, token: int) -> pd.DataFrame:
@@ -44,7 +44,7 @@ def neurons_at(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the neurons with an example at one of the positions in `rows`, all that there are of a token or a word;
     columns as `neurons_of` has them. rows: columns sequence, position, token_id"""
     examples = run.frame("examples", ["layer", "neuron", "kind", "value", "sequence", "position"])
-    is_here = np.isin(_position_keys(examples), _position_keys(rows))
+    is_here = np.isin(position_keys(examples), position_keys(rows))
     examples = examples.assign(is_here=is_here)
     largest = examples[is_here].groupby(["layer", "neuron"])["value"].max()
     if largest.empty:
@@ -65,11 +65,6 @@ def neurons_at(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
     neurons = neurons.sort_values(["share", "sample_here", "value"], ascending=False, kind="stable").reset_index()
     counts_of_examples = ["top_here", "top_examples", "sample_here", "sample_examples"]
     return neurons[["label", "layer", "neuron", *counts_of_examples, "value", "density", "one_token"]]
-
-
-def _position_keys(rows: pd.DataFrame) -> np.ndarray:
-    """Return one integer for each row's sequence and position."""
-    return rows["sequence"].to_numpy(np.int64) * SEQUENCE_STRIDE + rows["position"].to_numpy(np.int64)
 
 
 def neurons_html(frame: pd.DataFrame) -> str:
