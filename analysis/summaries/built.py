@@ -22,13 +22,13 @@ from twell.analysis.summaries.documents import Documents
 from twell.analysis.summaries.rank_tables import class_step
 from twell.workbench.run.checks import verified
 from twell.workbench.run.checks.regular_file import read_text, remove_leftover
+from twell.workbench.run.checks.summary_home import BUILT
 from twell.workbench.run.checks.whole import State, state_of
 from twell.workbench.run.manifest_checks import digest
 from twell.workbench.run.part_files import TICK, checksum
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run
 
-FILE = "built.json"
 DOCUMENTS = "sequences"  # the table that tells the documents
 
 PartHashes = dict[str, str]  # the sha256 of each part's file
@@ -71,7 +71,7 @@ def home(run: Run) -> Path:
 
 def read_built(run: Run) -> Built:
     """Return what the run's summaries were built from; a `Built` without parts if there are none. Not to be changed."""
-    path = folder(run) / FILE
+    path = folder(run) / BUILT
     try:
         stat = os.stat(path)
     except OSError:
@@ -113,15 +113,15 @@ def write_built(run: Run, parts: PartHashes, scored: bool, damaged: Mapping[str,
     built = asdict(Built(parts, SUMMARIES.revision, class_step(run), scored, details, files, *about))
     stored = {"version": SUMMARIES.version, **{name: built[name] for name in built if name != "parts"}}
     stored |= {"sha256": digest({**stored, "parts": parts}), "parts": parts}
-    temporary = folder(run) / f"{FILE}.tmp"
+    temporary = folder(run) / f"{BUILT}.tmp"
     remove_leftover(temporary)
     temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
-    os.replace(temporary, folder(run) / FILE)
+    os.replace(temporary, folder(run) / BUILT)
 
 
 def remove_built(run: Run) -> None:
     """Remove the list, before the summaries are replaced."""
-    (folder(run) / FILE).unlink(missing_ok=True)
+    (folder(run) / BUILT).unlink(missing_ok=True)
 
 
 def damage(run: Run) -> dict[str, str]:

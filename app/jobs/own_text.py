@@ -16,6 +16,7 @@ from twell.app.ui.formatting import whole
 from twell.app.ui.run_catalog import runs_folder
 from twell.app.ui.url_state import link, open_page, parameter, url_param
 from twell.workbench.errors import UserError
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run
 
 LONGEST = 20_000  # characters of own text
@@ -114,7 +115,7 @@ def own_actions(own: Run) -> None:
 def _save(own: Run) -> None:
     """Save an own text as a run named after its first words, and open it on the scale of the run that was shown."""
     folder = runs_folder().resolve()
-    if (folder / "run.json").exists():
+    if (folder / manifests.FILE).exists():
         st.info("The dashboard was started on a single run. To add another, start it on a folder of runs.")
         return
     text = own.decode(own.frame("activity", ["token_id"])["token_id"].head(12).tolist())

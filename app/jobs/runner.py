@@ -31,6 +31,14 @@ REPORT = re.compile(r"  nnz [\d.,]+(, |$)")  # the line above the figures of one
 WHOLE = re.compile(r"^whole model.*, nnz [\d.,]+$")  # the same of a whole model
 
 
+def require_torch() -> None:
+    """Raise UserError where torch and transformers, which run models, are not installed."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        raise UserError(
+            "Expected torch and transformers, they are not installed here: pip install 'twell-workbench[capture]'."
+        )
+
+
 @dataclass
 class Job:
     """A `twell` process.
@@ -108,10 +116,7 @@ class JobRunner:
 
         Raises UserError if another job is running, or if torch and transformers are not installed.
         """
-        if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-            raise UserError(
-                "Expected torch and transformers, they are not installed here: pip install 'twell-workbench[capture]'."
-            )
+        require_torch()
         with self._lock:
             if self.job is not None and self.job.running:
                 raise UserError(f"Expected no other process, one is running ({self.job.purpose}): wait, or stop it.")

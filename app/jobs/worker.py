@@ -12,7 +12,6 @@ Cost: a process that loads torch, once, 4 s; a reading of 30 tokens then takes s
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from twell.app.jobs.runner import require_torch
 from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run, refuse_existing
@@ -103,10 +103,7 @@ class WorkerProcess:
 
         Raises UserError if torch and transformers are not installed.
         """
-        if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-            raise UserError(
-                "Expected torch and transformers, they are not installed here: pip install 'twell-workbench[capture]'."
-            )
+        require_torch()
         key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
         with self._naming:
             known = self._readings.get(key)

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twell.workbench.run.manifest import RECORDING
+from twell.workbench.run.manifest import FILE, RECORDING
 from twell.workbench.run.part_files import live_timings
 from twell.workbench.run.store import Run, open_run
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-MANIFEST = "run.json"
 WITHOUT_DAMAGED = "--without-damaged"  # among the dashboard's arguments, after the folder
 TIMINGS = "timings"
 TIMING_PARTS = 8640  # parts of a few kilobytes each: a day of recording
@@ -132,7 +131,7 @@ def open_cached(path: Path) -> Run:
     if leaves_out_damaged():  # files may be damaged, or mended, while the manifest stays as it is
         return cached_run(open_run(path, without_damaged=True))
     try:
-        stamp = (path / MANIFEST).stat()
+        stamp = (path / FILE).stat()
     except OSError:
         return open_run(path)  # raises the error that says what is wrong
     version = (stamp.st_ino, stamp.st_mtime_ns, stamp.st_size)

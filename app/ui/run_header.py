@@ -11,9 +11,10 @@ import streamlit as st
 from twell import analysis
 from twell.app.ui import widgets
 from twell.app.ui.formatting import SPACE, layer_width, plural, seconds_ago, whole
-from twell.app.ui.run_cache import MANIFEST, digest, open_cached
+from twell.app.ui.run_cache import digest, open_cached
 from twell.app.ui.url_state import redraw_page
 from twell.workbench.errors import Missing, UserError
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run
 
 INTERVAL = 1.0  # seconds between two looks at a run that is being recorded; a look may come in a click's way
@@ -90,7 +91,7 @@ def _follow(path: str, drawn_digest: str) -> None:
     """
     try:
         run = open_cached(Path(path))
-        age = time.time() - (Path(path) / MANIFEST).stat().st_mtime
+        age = time.time() - (Path(path) / manifests.FILE).stat().st_mtime
     except (UserError, OSError):
         redraw_page()
     if digest(run) != drawn_digest:

@@ -22,12 +22,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from twell.workbench.errors import UserError, first_line
+from twell.workbench.errors import UserError
 from twell.workbench.options import CPU_BATCH
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import COMPLETE, Manifest
 from twell.workbench.run.part_files import read_part
-from twell.workbench.run.rank_share import RankShare, is_alive
+from twell.workbench.run.rank_share import RankShare, is_alive, not_launched
 from twell.workbench.run.store import Run
 from twell.workbench.text.sources import TextSource
 from twell.workbench.text.streams import STDIN
@@ -74,10 +74,7 @@ class Ranks(RankShare):
                 _take_gpu(local)
             store, rank, ranks = next(torch.distributed.rendezvous("env://"))
         except (ValueError, RuntimeError) as error:
-            raise UserError(
-                f"Expected the variables that torchrun sets beside WORLD_SIZE={world}, got an error "
-                f"({first_line(error)}): launch with torchrun, or unset WORLD_SIZE."
-            ) from None
+            raise not_launched(world, error) from None
         return cls(rank, ranks, store)
 
     def runs(self, window: int) -> bool:

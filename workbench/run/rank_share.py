@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, first_line
 from twell.workbench.run import locks
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED, RECORDING, Manifest, Part
@@ -96,6 +96,14 @@ class RankShare:
                 manifest.ranks[rank]["status"] = INTERRUPTED
             _add_up(manifest)
             manifests.write(folder, manifest)
+
+
+def not_launched(world: str, error: Exception) -> UserError:
+    """Return the UserError for a WORLD_SIZE beside which the other variables of a launcher are missing or wrong."""
+    return UserError(
+        f"Expected the variables that torchrun sets beside WORLD_SIZE={world}, got an error ({first_line(error)}): "
+        "launch with torchrun, or unset WORLD_SIZE."
+    )
 
 
 def is_alive(process: int) -> bool:

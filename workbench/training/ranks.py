@@ -29,8 +29,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from twell.workbench.errors import UserError, first_line
-from twell.workbench.run.rank_share import is_alive
+from twell.workbench.errors import UserError
+from twell.workbench.run.rank_share import is_alive, not_launched
 from twell.workbench.training.sparse_llama import Objective
 
 PATIENCE = timedelta(minutes=30)  # for a rank that evaluates or writes while others wait
@@ -62,10 +62,7 @@ class TrainingRanks:
             store, rank, ranks = next(dist.rendezvous("env://", timeout=PATIENCE))
             int(os.environ.get("LOCAL_RANK", "0"))
         except (ValueError, RuntimeError) as error:
-            raise UserError(
-                f"Expected the variables that torchrun sets beside WORLD_SIZE={world}, got an error "
-                f"({first_line(error)}): launch with torchrun, or unset WORLD_SIZE."
-            ) from None
+            raise not_launched(world, error) from None
         return cls(rank, ranks, sharded, store)
 
     def join(self, device: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import fields
@@ -30,7 +29,7 @@ from twell.workbench.options import CaptureOptions
 from twell.workbench.run.store import Run, refuse_existing
 from twell.workbench.text.given import sources_of
 from twell.workbench.text.sources import TextSource
-from twell.workbench.watching.session import OUT, fast
+from twell.workbench.watching.session import OUT, fast, remove_temporary
 
 OF_A_PATH = ("revision", "device", "resume")  # options that an object has decided already
 NOT_GIVEN = ("model", "text", "out")  # arguments of their own here
@@ -92,14 +91,8 @@ def language_model(model: nn.Module) -> PreTrainedModel:
 def _temporary() -> Path:
     """Return a folder for a run that is removed when Python ends."""
     above = Path(tempfile.mkdtemp(prefix="twell-capture-"))
-    atexit.register(_remove, above, os.getpid())
+    atexit.register(remove_temporary, above, os.getpid())
     return above / "capture"
-
-
-def _remove(folder: Path, process: int) -> None:
-    """Remove a temporary run, unless a fork ends."""
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tokenizer_of(model: Any) -> PreTrainedTokenizerFast:

@@ -249,7 +249,7 @@ class watch(Answers):  # called like a function, in a with statement
         folder = self._out
         if folder is None:
             above = Path(tempfile.mkdtemp(prefix="twell-watch-"))
-            weakref.finalize(self, _remove, above, os.getpid())
+            weakref.finalize(self, remove_temporary, above, os.getpid())
             folder = above / "watch"
         self._folder = folder
         options = CaptureOptions(
@@ -293,7 +293,7 @@ def _layers(asked: Layers, layers: int, name: str) -> str | None:
     return text
 
 
-def _remove(folder: Path, process: int) -> None:
-    """Remove a temporary run, unless a fork ends."""
+def remove_temporary(folder: Path, process: int) -> None:
+    """Remove a temporary run of a process; a fork of it, which ends too, leaves it."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
