@@ -60,7 +60,18 @@ def test_covariates(run: Run) -> None:
     x = np.column_stack([np.ones(len(tokens)), *(columns[name] for name in names)])
     expected = np.linalg.lstsq(x, tokens["z"].to_numpy(), rcond=None)[0][1:]
     np.testing.assert_allclose(table.loc[names, "coefficient"], expected, rtol=1e-6)
-    assert (table["low"] < table["coefficient"]).all()
+    residual, error = tokens["z"].to_numpy() - x @ np.linalg.lstsq(x, tokens["z"].to_numpy(), rcond=None)[0], []
+    left = 1 - np.diag(x @ np.linalg.inv(x.T @ x) @ x.T)  # 0 for a token that alone tells a covariate, fitted as it is
+    deleted = np.divide(residual, left, out=np.zeros(len(x)), where=left > 1e-9)
+    for column in range(1, x.shape[1]):  # HC3 by the residual of each covariate on the others
+        others = np.delete(x, column, axis=1)
+        own = x[:, column] - others @ np.linalg.lstsq(others, x[:, column], rcond=None)[0]
+        error.append(np.sqrt(np.sum((own * deleted) ** 2)) / np.sum(own**2))
+    half = stats.t.ppf(0.975, len(x) - x.shape[1]) * np.array(error)
+    np.testing.assert_allclose(table.loc[names, "low"], expected - half, rtol=1e-6)
+    np.testing.assert_allclose(table.loc[names, "high"], expected + half, rtol=1e-6)
+    spreads = [columns[name].std() for name in names]
+    np.testing.assert_allclose(table.loc[names, "standardised"], expected * spreads, rtol=1e-6)
     assert table.loc["log_count", "alone"] == pytest.approx(stats.linregress(columns["log_count"], tokens["z"]).slope)
     with pytest.raises(Missing, match="too few"):
         token_covariates(run, min_count=int(tokens["count"].max()))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
+from twell.analysis.tokens import text_search
 from twell.analysis.tokens.text_search import places_of
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run, open_run
@@ -41,6 +44,28 @@ def test_places_are_those_of_the_decoded_sequences(run: Run, rows: pd.DataFrame)
         assert sorted(zip(table["sequence"], table["position"], strict=True)) == sorted(expected)
     first = places_of(run, "formaldehyde", limit=3)
     assert len(first) == 3 and first.attrs["count"] == len(in_sequences(run, rows, "formaldehyde"))
+
+
+def test_no_more_places_are_looked_for_than_are_asked(
+    run: Run, rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over parts too: as many as the first part holds and one of the second; no later part is read."""
+    read, pieces = [], Run.pieces
+
+    def noted(self: Run, table: str = "activity", columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        for piece in pieces(self, table, columns):
+            if table == "activity":
+                read.append(set(piece["sequence"].to_pylist()))
+            yield piece
+
+    everywhere = in_sequences(run, rows, "formaldehyde")
+    monkeypatch.setattr(text_search, "SOUGHT", 1)
+    monkeypatch.setattr(Run, "pieces", noted)
+    places_of(run, "formaldehyde", limit=1)
+    assert len(read) == 1 < len(run.parts("activity"))
+    in_first = sum(sequence in read[0] for sequence, _ in everywhere)
+    table = places_of(run, "formaldehyde", limit=in_first + 1)
+    assert len(table) == table.attrs["count"] == in_first + 1 < len(everywhere)
 
 
 def test_a_place_is_all_the_tokens_that_hold_the_words(run: Run, rows: pd.DataFrame) -> None:
