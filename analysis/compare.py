@@ -255,7 +255,10 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
     compare_layers: the first of many tokens have intervals that leave 0 out by chance alone); paired (whether
     the interval is over the differences within documents: of runs over the same sequences whose rows are here, 8
     million tokens at most; others are taken as independent, which makes it too wide where they read the same). Missing
-    where the vocabularies differ or no token occurs often enough in both."""
+    where the vocabularies differ or no token occurs often enough in both.
+
+    min_count: occurrences in each run, at least.
+    """
     _require_two(runs)
     for run in runs[1:]:
         if run.manifest.tokenizer["vocab_size"] != runs[0].manifest.tokenizer["vocab_size"]:

@@ -132,6 +132,8 @@ def training_results(runs: Sequence[Run]) -> pd.DataFrame:
     layers), sparsity, dead (share of all neurons), on the held-out text; ffn_speedup, model_speedup (dense over sparse
     time of FFNs and of the whole forward pass), step_speedup (of a training step), cpu_ffn_speedup, cpu_model_speedup
     (NaN where they were not measured).
+
+    Missing where none of the runs is a training.
     """
     results = training_outcomes(runs)
     rows = []

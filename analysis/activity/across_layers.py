@@ -24,7 +24,10 @@ from twell.workbench.run.store import Run
 
 def across_layers(run: Run) -> pd.DataFrame:
     """Return Spearman's correlation of nnz between layers, over unflagged tokens. Columns: layer, other (a later
-    layer); apart (layers between them, 1: the next); spearman; low, high (95 %, by documents); tokens."""
+    layer); apart (layers between them, 1: the next); spearman; low, high (95 %, by documents); tokens.
+
+    Missing where the run has one layer, or no rows of single tokens.
+    """
     if run.layers < 2:
         raise Missing(f"{run.name} has one layer: there is none to compare it with.")
     ranks, documents, names = _ranks(run), read_documents(run), nnz_columns(run.layers)

@@ -39,6 +39,8 @@ def entropy_correlation(run: Run) -> pd.DataFrame:
     taken away. Correlations come from tables of classes, as those of surprisal_correlation do, and so do the intervals;
     partial ones are within 0.01 of the exact values' (0.04 where a fifth of the text repeats one word). Empty where all
     counts, losses or entropies are the same.
+
+    Missing where predictions lack an entropy, as in older parts and with --no-loss.
     """
     summaries = open_summaries(run)
     of_entropy, between = _entropy_ranks(summaries)

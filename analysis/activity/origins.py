@@ -61,6 +61,8 @@ def first_positions(run: Run) -> pd.DataFrame:
     layer (-1: the sum over all layers); start (all; document: the first token of one; cut: of a later sequence of one,
     which has no context either, but no special token; not known); tokens; mean (nnz); ratio, low, high (mean over that
     of all later positions, 95 %).
+
+    Missing where the run has no position 0, or nothing else.
     """
     summaries = open_summaries(run)
     rows = _rows(summaries)

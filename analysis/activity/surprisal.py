@@ -52,6 +52,8 @@ def surprisal(run: Run, bins: int = 20, of: Of = "next", token_class: str | None
     there are at most, the same in every layer. They hold numbers of tokens as equal as the bands of the summary allow
     (about 90 bands up to 14 nats; 11 for the token's own loss and within a class); a bin that no band falls into is
     left out.
+
+    UserError for under 1 bin; Missing where the run has no losses.
     """
     if bins < 1:
         raise UserError(f"Expected at least 1 bin, got {bins}.")

@@ -41,6 +41,9 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
     label (L7/N1234); layer; neuron; fires (tokens); tokens (counted out of); density (fires / tokens); value_mean (over
     the tokens that fired it); value_max; one_token (every token that fired it is the same); token_text (that token);
     first_sequence (in which it fired; -1: never). Values are empty where it never fired.
+
+    layer: that layer alone; None: all. UserError for one that the model lacks; Missing where the run counted no
+    neurons or no unflagged token.
     """
     if layer is not None and not 0 <= layer < run.layers:
         raise UserError(f"Expected a layer from 0 to {run.layers - 1}, got {layer}.")

@@ -37,7 +37,10 @@ def sampled_layers(run: Run) -> list[int]:
 
 def fired_csr(run: Run, layer: int) -> tuple[csr_matrix, pd.DataFrame]:
     """Return a layer's values as a CSR matrix, float32 [tokens of the sample, d_ff], and a frame with sequence and
-    position of each row."""
+    position of each row.
+
+    UserError for a layer whose firings were not sampled; Missing where none were.
+    """
     rows = run.rows("fired", [("layer", "=", layer)])
     rows = rows.sort_by([("sequence", "ascending"), ("position", "ascending")])
     if not rows.num_rows:
@@ -79,6 +82,9 @@ def together(run: Run, layer: int, limit: int = 100, min_fires: int = 20) -> pd.
     a, b (neurons, a < b); fires_a, fires_b, both (unflagged tokens of the sample); jaccard (both over either: large by
     chance alone where both fire much); phi (correlation of the two firings); lift (both over what independent neurons
     would share).
+
+    limit: pairs, at most. Missing where under two neurons fire that often, or no firings were sampled; UserError
+    for a layer of which none were.
     """
     fired = counted_firings(run, layer, np.int32)
     fires = np.asarray(fired.sum(axis=0)).ravel()

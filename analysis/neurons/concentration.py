@@ -82,7 +82,10 @@ def _about(run: Run, tokens: int) -> dict[str, object]:
 
 def lorenz(run: Run, points: int = 50) -> pd.DataFrame:
     """Return the share of firings by share of neurons. Columns: layer; neurons (share of the layer's neurons, busiest
-    first, from 0 to 1); firings (share of its firings that they carry). Layers that never fire are left out."""
+    first, from 0 to 1); firings (share of its firings that they carry). Layers that never fire are left out.
+
+    points: of each layer's curve, about; UserError for under 2. Missing where the run counted no neurons.
+    """
     if points < 2:
         raise UserError(f"Expected at least 2 points, got {points}.")
     summaries = open_summaries(run)
@@ -101,7 +104,10 @@ def lorenz(run: Run, points: int = 50) -> pd.DataFrame:
 def dead_curve(run: Run, points: int = 40) -> pd.DataFrame:
     """Return how many neurons had not fired yet as text went by. Columns: layer; sequences (seen so far, in the order
     of the run); dead_share (of the layer's neurons that had not fired by then). Where the last stretch still falls,
-    more text would wake more neurons."""
+    more text would wake more neurons.
+
+    points: of each layer's curve, about; UserError for under 2. Missing where the run counted no neurons.
+    """
     if points < 2:
         raise UserError(f"Expected at least 2 points, got {points}.")
     summaries = open_summaries(run)

@@ -32,6 +32,8 @@ def examples(run: Run, layer: int, neuron: int, width: int = 16) -> pd.DataFrame
     bins, else of the sample; empty for top); sequence; position; before, token, after (text, `width` tokens either
     side); window (its values from 16 tokens before to 16 after); again (how often the same eight tokens up to it come
     elsewhere in the run, empty in a long one).
+
+    UserError for a neuron that the model lacks; Missing where the run keeps no examples, or none of this one.
     """
     return example_pieces(run, layer, neuron, width)[COLUMNS]
 

@@ -32,6 +32,8 @@ def firing_clusters(run: Run, layer: int | None = None, least: float = 0.3, min_
     both); members (the neurons, one after the other). attrs: alone (neurons in no cluster, by layer). Of each layer the
     1 000 neurons that fire most, at least `min_fires` times in the sample, are clustered; least: the mean phi from
     which clusters are joined, if chance does not reach it in a sample of so few tokens.
+
+    Missing where the run keeps no `fired`; UserError for a `least` that is no correlation above 0.
     """
     if not 0 < least < 1:
         raise UserError(f"Expected a correlation between 0 and 1 to join clusters from, got {least}.")

@@ -39,6 +39,8 @@ def reuse(run: Run, lags: Sequence[int] = LAGS) -> pd.DataFrame:
     layer; lag (tokens back; 0: a token of another sequence, for comparison); pairs (of tokens); shared, low, high
     (share of the later one's firings that the earlier one fired too, over all pairs, 95 % by documents). Flagged tokens
     count too, so the earlier one may be the first of its sequence. Missing where no layer's firings were sampled.
+
+    lags: in tokens.
     """
     pieces = []
     for layer in _layers(run):
@@ -60,6 +62,8 @@ def reuse_cache(run: Run, windows: Sequence[int] = WINDOWS) -> pd.DataFrame:
     layer; window (tokens); neurons (different ones that they fired, mean); tokens (that have so many before them, all
     of them in the sample); served, low, high (share of a token's firings that are among these, 95 % by documents).
     Flagged tokens count too. Missing where no window of any layer is known.
+
+    windows: in tokens.
     """
     pieces = []
     for layer in _layers(run):

@@ -29,6 +29,8 @@ def neuron_histogram(run: Run, layer: int | None = None, neuron: int | None = No
 
     layer; neuron; low, high (the bin's bounds: values of at least low and below high; two bins to a doubling); fires
     (unflagged tokens on which it fired with such a value); share (of its firings).
+
+    UserError for a layer or a neuron that the model lacks; Missing where the run counts no values by bins.
     """
     if layer is not None and not 0 <= layer < run.layers:
         raise UserError(f"Expected a layer from 0 to {run.layers - 1}, got {layer}.")

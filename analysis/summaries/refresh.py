@@ -57,7 +57,11 @@ PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
 
 
 def summarize(options: SummarizeOptions) -> list[Run]:
-    """Build the summaries of runs and, with `summary_only`, copy one run without its rows of single tokens."""
+    """Build the summaries of runs and, with `summary_only`, copy one run without its rows of single tokens.
+
+    Return the runs; with `summary_only`, the copy. UserError for several runs with `summary_only`, and for a
+    damaged one.
+    """
     if options.summary_only is not None and len(options.runs) != 1:
         raise UserError(f"Expected one run with --summary-only, got {len(options.runs)}: copy them one by one.")
     runs = [open_run(path, options.without_damaged) for path in options.runs]

@@ -190,7 +190,10 @@ def z_variances(rows: Mapping[str, NDArray]) -> NDArray:
 def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFrame:
     """Return nnz and z of one token in each layer. Columns: layer; count; effective (documents, see by_token: an
     interval has one degree of freedom less); mean (nnz); z; z_se (of the token's mean and of the layer's, which are
-    taken to go together over documents as they do in z over all layers)."""
+    taken to go together over documents as they do in z over all layers).
+
+    flagged: whether special, first and non-finite tokens count. Missing where the token does not occur.
+    """
     summaries = open_summaries(run, scored=True)
     counts = summaries.frame("tokens", token_id=token_id)
     counts = counts if flagged else counts[~counts["flagged"]]

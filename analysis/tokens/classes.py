@@ -50,6 +50,8 @@ def token_classes(run: Run, flagged: bool = False) -> pd.DataFrame:
     effect_low, effect_high (Hedges' g over tokens of the vocabulary, class against the others, 95 %); mean (nnz a
     layer); loss_mean (nats, of predictions made there). In a copy of before revision 5, and with `flagged`, a part of a
     URL is one wherever it stands, and differences have the interval of z.
+
+    Missing where no token is counted.
     """
     summaries = open_summaries(run, scored=True)
     rows = token_totals(summaries, flagged)

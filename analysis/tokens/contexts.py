@@ -45,6 +45,9 @@ def contexts(
     sequence; position; document; source; before, token, after (text, `width` tokens either side); nnz (sum over
     layers); z (mean over layers, see by_token); loss (nats, of the next token; empty where there is none); percentile
     (of the run's tokens, those with at most this nnz, in %).
+
+    limit: positions, at most; order: loudest or quietest first, by z, or that of the text; flagged: whether special,
+    first and non-finite tokens count. Missing where the token does not occur, or the run has no rows of single tokens.
     """
     summaries = open_summaries(run)
     occurrences = _occurrences(summaries, token_id, limit, order, flagged)
@@ -57,7 +60,11 @@ def loudest(
     run: Run, limit: int = 50, order: Order = "loudest", width: int = 16, flagged: bool = False
 ) -> pd.DataFrame:
     """Return the positions of the whole run at which most neurons fire, by z, or fewest. Columns: token_id, then as in
-    contexts."""
+    contexts.
+
+    limit, order, width, flagged: as in contexts. Missing where no token is counted, or the run has no rows of
+    single tokens.
+    """
     summaries = open_summaries(run)
     occurrences = _occurrences(summaries, None, limit, order, flagged)
     if occurrences.empty:
@@ -85,6 +92,9 @@ def passages(run: Run, width: int = 32, limit: int = 20, order: Order = "loudest
 
     sequence; position (of the first token); document; source; text; z (mean over its tokens); nnz (mean over its
     tokens, sum over layers); loss (mean, nats). Stretches with a flagged token are left out.
+
+    limit: stretches, at most; order: as in contexts. UserError for a width under 2; Missing where no stretch is that
+    long, or the run has no rows of single tokens.
     """
     if width < 2:
         raise UserError(f"Expected passages of at least 2 tokens, got {width}.")

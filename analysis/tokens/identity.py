@@ -30,6 +30,8 @@ def token_identity(run: Run) -> pd.DataFrame:
     a table by token would explain of this run); icc (intraclass correlation, corrected for chance: what it would
     explain of more such text; Shrout and Fleiss, 1979, with unequal groups); sd, sd_within (of nnz, and of nnz less its
     token's mean).
+
+    Missing where each token occurs once, or all are the same one.
     """
     summaries = open_summaries(run)
     counts = summaries.columns("tokens", "token_id", "flagged", "tokens")
@@ -77,6 +79,8 @@ def token_covariates(run: Run, min_count: int = 20) -> pd.DataFrame:
 
     Least squares with the tokens of the vocabulary as units, and errors that let their variance differ (HC3: MacKinnon
     and White, 1985). Constant covariates are left out.
+
+    Missing where too few tokens occur that often.
     """
     table = by_token(run, min_count)
     text = table["text"].astype(str)
