@@ -197,10 +197,8 @@ def write(folder: Path, manifest: Manifest) -> None:
     text = json.dumps({**content, "sha256": checks.digest(content)}, indent=1, ensure_ascii=False)
     temporary = folder / (FILE + ".tmp")
     remove_leftover(temporary)
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_text(text + "\n", encoding="utf-8")
+    sync_file(temporary)
     os.replace(temporary, folder / FILE)
     sync_folder(folder)
 
@@ -215,6 +213,12 @@ def update(folder: Path, **changes: Any) -> Manifest:
         setattr(manifest, name, value)
     write(folder, manifest)
     return manifest
+
+
+def sync_file(path: Path) -> None:
+    """Wait until what was written to a file is on disk, as before it is renamed or named by another."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

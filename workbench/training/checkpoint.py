@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from twell.workbench.run.manifest import sync_file
 from twell.workbench.training.ranks import divided, gathered
 from twell.workbench.training.sparse_llama import Model
 
@@ -53,8 +54,7 @@ def save(folder: Path, state: TrainingState, writes: bool = True) -> None:
     temporary = folder / "checkpoint.tmp"
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, temporary, metadata={"place": json.dumps(progress)})
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
+    sync_file(temporary)
     os.replace(temporary, folder / FILE)
 
 

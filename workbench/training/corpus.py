@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerFast
 
 from twell.workbench.errors import UserError
 from twell.workbench.run import locks
+from twell.workbench.run.manifest import sync_file
 from twell.workbench.text.sequences import documents
 from twell.workbench.text.sources import TextSource, open_sources
 
@@ -100,6 +101,8 @@ def prepare(
             np.save(folder / "heldout.npy", encode(tokenizer, heldout_pieces, mark))
             temporary = folder / "corpus.json.tmp"
             temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
+            for name in ("tokenizer.json", "train.npy", "heldout.npy", temporary.name):
+                sync_file(folder / name)
             os.replace(temporary, folder / "corpus.json")  # last: without it the folder counts as empty
     train, heldout = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "heldout"))
     record = {**record, "train_tokens": len(train), "heldout_tokens": len(heldout)}

@@ -247,8 +247,7 @@ class TrainingFolder:
 
 def _move(path: Path, target: Path) -> None:
     """Rename a file into place once it is on disk."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+    manifests.sync_file(path)
     os.replace(path, target)
 
 

@@ -14,6 +14,7 @@ from pydoc_data.topics import topics
 import numpy as np
 import pytest
 import torch
+from support.durable import Durable
 from support.forked import start
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -249,21 +250,9 @@ def test_a_training_that_ended_since_the_command_began_is_not_begun_anew(home: P
 
 def test_the_record_is_on_disk_before_it_takes_its_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty one after a power cut would refuse the checkpoint beside it."""
-    synced: set[int] = set()
-    replace, fsync = os.replace, os.fsync
-
-    def note(handle: int) -> None:
-        fsync(handle)
-        synced.add(os.fstat(handle).st_ino)
-
-    def on_disk(path: Path, target: Path) -> None:
-        assert path.stat().st_ino in synced, f"{path.name} was not synced"
-        replace(path, target)
-
-    monkeypatch.setattr(os, "fsync", note)
-    monkeypatch.setattr(os, "replace", on_disk)
+    disk = Durable(monkeypatch)
     TrainingFolder(home / "synced").claim(holdout=0.02)
-    assert (home / "synced").stat().st_ino in synced
+    assert disk.renamed == ["training.json"] and disk.holds(home / "synced")
 
 
 def test_a_name_that_the_record_could_not_hold_is_refused_before_the_training(home: Path) -> None:

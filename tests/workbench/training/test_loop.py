@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.durable import Durable
 from transformers import LlamaForCausalLM
 
 from twell.workbench.errors import UserError
@@ -91,6 +92,15 @@ def test_rates_rise_stay_and_fall(tiny_recipe: Recipe) -> None:
 
 
 # ---- the text
+
+
+def test_ids_are_on_disk_before_the_corpus_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that goes on after a power cut would read what is left of them."""
+    (tmp_path / "text.txt").write_text("".join(f"Line {i} of a text about rivers.\n" for i in range(3000)))
+    disk = Durable(monkeypatch)
+    prepare((str(tmp_path / "text.txt"),), tmp_path / "ids", vocab=300, holdout=0.02, bpe_megabytes=1.0)
+    assert disk.renamed == ["corpus.json"]
+    assert all(disk.holds(path) for path in (tmp_path / "ids").iterdir())
 
 
 def test_the_last_share_is_left_out_of_ids_and_tokenizer(tmp_path: Path) -> None:
