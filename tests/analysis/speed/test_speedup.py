@@ -19,7 +19,7 @@ from twell.analysis import (
     speedup_correlation,
     timings_by_batch,
 )
-from twell.analysis.speed.speedup import is_scaled, over_batches, rows_timed
+from twell.analysis.speed.speedup import is_scaled, over_batches, rows_timed, sizes
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -158,6 +158,24 @@ def test_layers_timed_in_batches_of_other_sizes_are_compared_by_the_token(made: 
     table = speedup(run)
     np.testing.assert_allclose(table["dense_us"], 0.2 * size)
     np.testing.assert_allclose(table["sparse_us"], 0.1 * size)
+    np.testing.assert_allclose(table["speedup"], 2.0)
+
+
+def test_dense_layers_timed_on_fewer_rows_are_brought_to_those_of_the_sparse_ones(
+    made: ModuleType, tmp_path: Path
+) -> None:
+    """A capture caps the rows of the dense ones alone. The whole model's times keep their own rows."""
+
+    def capped(table):
+        tokens = np.where(table["op"] == "ffn_dense", 512, 2048).astype(np.int32)
+        table = {**table, "tokens": tokens, "microseconds": tokens * np.where(table["op"] == "ffn_dense", 0.2, 0.1)}
+        whole = {"batch": 0, "layer": -1, "op": "model_dense", "microseconds": 9.0, "tokens": 700}
+        return made.more_timings(table, [whole])
+
+    run = made.make(tmp_path / "capped", layers=3, sequences=10, parts=1, change_timings=capped)
+    assert sizes(run) == {"ffn_dense": 2048, "ffn_sparse": 2048, "model_dense": 700}
+    table = speedup(run)
+    np.testing.assert_allclose(table["dense_us"], 0.2 * 2048)
     np.testing.assert_allclose(table["speedup"], 2.0)
 
 
