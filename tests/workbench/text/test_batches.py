@@ -60,6 +60,14 @@ def test_a_sequence_longer_than_a_batch_runs_alone() -> None:
     assert list(batches([], TOKENS, set())) == []
 
 
+def test_tokens_to_be_generated_have_their_room() -> None:
+    """Of 4 tokens and 28 more, 8 sequences fill a batch, and the first window is one batch."""
+    given = [Sequence(n, "made", 0, np.full(4, n, dtype=np.int32)) for n in range(100)]
+    made = list(batches(given, TOKENS, set(), further=28))
+    assert [len(batch.sequences) for batch in made] == [8] * 12 + [4]
+    assert [batch.window for batch in made[:6]] == [0, *[1] * module.WINDOW, 2]
+
+
 def test_the_head_of_a_batch() -> None:
     given = [Sequence(0, "made", 0, np.zeros(length, dtype=np.int32)) for length in (10, 20, 30, 40)]
     (batch,) = batches(given, 1000, set())
