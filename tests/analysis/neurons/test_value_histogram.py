@@ -36,8 +36,13 @@ def test_bins_add_up_to_the_firings_of_each_neuron(run: Run) -> None:
     fires = by_neuron(run).query("fires > 0").set_index(["layer", "neuron"])["fires"]
     assert table.groupby(["layer", "neuron"])["fires"].sum().to_dict() == fires.to_dict()
     np.testing.assert_allclose(table.groupby(["layer", "neuron"])["share"].sum(), 1)
-    one = neuron_histogram(run, layer=2, neuron=5)
-    assert one["fires"].tolist() == table.query("layer == 2 and neuron == 5")["fires"].tolist()
+    ends = ((0, 0), (2, 5), (run.layers - 1, run.d_ff - 1))
+    for layer, neuron in ends:
+        one = neuron_histogram(run, layer, neuron)
+        assert one["fires"].tolist() == table.query(f"layer == {layer} and neuron == {neuron}")["fires"].tolist()
+    last = int(table["neuron"].max())
+    everywhere = table[table["neuron"] == last]
+    assert neuron_histogram(run, neuron=last)["fires"].tolist() == everywhere["fires"].tolist(), "in every layer"
 
 
 def test_quantiles_of_examples(run: Run) -> None:
@@ -75,6 +80,11 @@ def test_a_copy_without_rows_keeps_it_and_older_runs_lack_it(run: Run, tmp_path:
     without = synthetic_runs.make(tmp_path / "without", sequences=4, parts=1)
     with pytest.raises(Missing, match="holds no value_bins: it was captured without --examples"):
         neuron_histogram(without)
-    for wrong in ({"layer": 99}, {"layer": 0, "neuron": 10**6}):
-        with pytest.raises(UserError, match=r"Expected a (layer|neuron) from 0 to"):
+    for name, wrong, last in (
+        ("layer", {"layer": run.layers}, run.layers - 1),
+        ("layer", {"layer": -1}, run.layers - 1),
+        ("neuron", {"layer": 0, "neuron": run.d_ff}, run.d_ff - 1),
+        ("neuron", {"neuron": run.d_ff}, run.d_ff - 1),
+    ):
+        with pytest.raises(UserError, match=f"^Expected a {name} from 0 to {last}, got {wrong[name]}"):
             neuron_histogram(run, **wrong)
