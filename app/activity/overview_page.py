@@ -27,6 +27,7 @@ from twell.app.ui.formatting import (
     SPACE,
     dead_limit,
     layer_width,
+    message_markdown,
     number,
     pass_spread,
     percent,
@@ -47,7 +48,7 @@ def draw_headline(run: Run) -> None:
     numbers = fetch(run, analysis.overview)
     tokens = numbers["tokens"]
     if tokens is None:
-        st.info(widgets.escape_markdown(numbers["missing"]["tokens"]))
+        st.info(message_markdown(numbers["missing"]["tokens"]))
         return
     st.html(f'<p class="tw-lead">{html.escape(typeset(introduction(run, numbers)))} {own_text_link(run)}</p>')
     loss = f"over {plural(numbers['loss_tokens'], 'prediction')}" if numbers["loss_tokens"] else "not recorded"

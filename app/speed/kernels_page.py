@@ -25,7 +25,7 @@ from twell.app.speed.compression_view import draw_compressions
 from twell.app.speed.potential_view import draw_potential, say_where_to_gain
 from twell.app.speed.whole_model_view import draw_whole_model
 from twell.app.ui import widgets
-from twell.app.ui.formatting import fixed, number, pass_spread, percent, plural, times, typeset, whole
+from twell.app.ui.formatting import fixed, message_markdown, number, pass_spread, percent, plural, times, typeset, whole
 from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.url_state import current_run, one_of, url_param
 from twell.workbench.errors import Missing
@@ -38,7 +38,7 @@ def note_reference_kernel(run: Run) -> None:
     st.info(
         "This run used the reference kernel, against which the other kernels are tested. It is written to be correct, "
         "not fast. Its times show what was run; no speedup is claimed from them."
-        + (widgets.escape_markdown(f" Why it ran: {reason}.") if reason else "")
+        + (message_markdown(f" Why it ran: {reason}.") if reason else "")
     )
 
 

@@ -113,6 +113,17 @@ def marked_up(text: str) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(typeset(text)))
 
 
+def escape_markdown(text: str) -> str:
+    """Return text that a place which reads Markdown shows as it is."""
+    return "".join("\\" + c if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)
+
+
+def message_markdown(text: str) -> str:
+    """Return an error's message as Markdown that shows it as it is, with what stands in backquotes set as code."""
+    pieces = re.split("(`[^`]+`)", text)  # every second one stands in backquotes
+    return "".join(piece if n % 2 else escape_markdown(typeset(piece)) for n, piece in enumerate(pieces))
+
+
 def pass_spread(low: float, high: float, batches: int) -> str:
     """Return in words how sure the speedup of a whole pass is: its interval, or how to get one where it has none.
 
