@@ -30,6 +30,7 @@ from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.url_state import current_run, one_of, url_param
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
+from twell.workbench.run.tables.absent import UNTIMED
 
 
 def note_reference_kernel(run: Run) -> None:
@@ -246,6 +247,8 @@ def between(least: str, most: str) -> str:
 def draw_timings(run: Run) -> None:
     """Draw the timings taken during the capture. Raises Missing, with how to take some, if there are none."""
     if not run.has("timings"):
+        if run.counts_above_threshold:
+            raise Missing(f"No layer has been timed: {UNTIMED}.")
         when = " yet" if run.manifest.status == "recording" else ""
         raise Missing(
             f"No layer has been timed in the capture{when}. Capture with --timings above 0 to time each layer's FFN "

@@ -91,7 +91,7 @@ def with_intervals(ends: pd.Series, more: str = "") -> str:
     """
     if ends.notna().any():
         return f"with 95 % intervals{more}"
-    return "without intervals, as one document gives none, nor do few of unlike length"
+    return "without intervals, which take several documents of like length"
 
 
 def matching(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:
