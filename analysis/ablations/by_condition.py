@@ -175,7 +175,9 @@ def lines(table: pd.DataFrame) -> list[str]:
     """Return a table of `effects` as lines of text."""
     head = f"  {'condition':<22}{'change of loss, nats a token':>36}{'kept':>9}"
     rows = []
-    for row in table.itertuples():
+    nats = ["change", "low", "high"]
+    shown = table.assign(**(table[nats].round(4) + 0.0))  # -0.00001 is no -0.0000
+    for row in shown.itertuples():
         interval = f"[{row.low:+.4f}, {row.high:+.4f}]" if row.low == row.low else "[too few documents]"
         kept = f"{row.kept:.1%}" if row.kept == row.kept else "–"  # of no firing
         name = row.condition if len(row.condition) <= 22 else f"{row.condition[:20]}… "

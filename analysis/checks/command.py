@@ -75,7 +75,8 @@ def _check_run(run: Run) -> list[str]:
         own = [part for part in parts if part.table == table]
         size, rows = sum(part.bytes for part in own) / 1e6, sum(part.rows for part in own)
         state = f"{len(faults[table])} damaged" if faults[table] else WHOLE
-        print(f"  {table:<12} {len(own):>5} files {rows:>14,} rows {size:>10,.1f} MB  {state}")
+        files_of = f"{len(own):>5} file{'s' if len(own) != 1 else ' '}"
+        print(f"  {table:<12} {files_of} {rows:>14,} rows {size:>10,.1f} MB  {state}")
     problems = [sentence for sentences in faults.values() for sentence in sentences] + between
     state = "not checked: a part is damaged" if any(faults.values()) else f"{len(between)} faults" if between else WHOLE
     print(f"  {'together, and summaries':<50} {state}")

@@ -211,7 +211,7 @@ def ffn_parameters(run: Run) -> int:
     model = run.manifest.model
     if known := model.get("ffn_parameters"):
         return int(known)
-    if run.manifest.options.get("threshold") is not None:
+    if run.counts_above_threshold:
         raise Missing("The manifest does not say how many matrices an FFN has: capture it again.")
     plain = "plain" in run.manifest.nnz_definition or model.get("family") in ("opt", "nemotron")
     return (2 if plain else 3) * int(model["d_model"]) * run.neurons

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from twell.analysis.figures.labels import plural
 from twell.analysis.neurons.at_token import neurons_at
 from twell.analysis.passage import ALL, loudest, passage, scale, sequences, values
 from twell.analysis.tokens.by_token import by_token
@@ -104,7 +105,7 @@ def token_lines(run: Run, words: bool = False, rows: int = 12, min_count: int = 
     name, kind = ("word", "words") if words else ("text", "tokens")
     yield f"{run.name}: {len(table):,} {kind} that occur {min_count} or more times, by the neurons of a layer that"
     errors = "" if words else ", ± standard error over documents"
-    yield f"they fire (of {spelled(run.manifest.widths)}; mean over {run.layers} layers{errors})"
+    yield f"they fire (of {spelled(run.manifest.widths)}; mean over {plural(run.layers, 'layer')}{errors})"
     ends = [("most", table.head(rows))]
     ends += [("fewest", table.iloc[max(rows, len(table) - rows) :])] if len(table) > rows else []
     longest = table["mean"].iloc[0]

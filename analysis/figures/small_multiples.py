@@ -109,7 +109,10 @@ def _y_scale(frame: pd.DataFrame, log: bool) -> AxisScale:
     high = max(float(frame["high"].fillna(frame["relative"]).max()), 1.1)
     if log:
         low = max(low, float(frame.loc[frame["relative"] > 0, "relative"].min()) / 2)
-        return AxisScale(low / 1.1, high * 1.1, True, {r: f"{r:g}" for r in RATIOS if low / 1.1 <= r <= high * 1.1})
+        low, high = low / 1.1, high * 1.1
+        ratios = {ratio: f"{ratio:g}" for ratio in RATIOS if low <= ratio <= high}
+        named = ratios if len(ratios) > 1 else _steps(low, high)  # a lone 1 gives no scale
+        return AxisScale(low, high, True, named)
     margin = 0.08 * (high - low)
     return AxisScale(max(0.0, low - margin), high + margin, False, _steps(low, high))
 

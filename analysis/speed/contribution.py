@@ -144,7 +144,7 @@ def gain_correlations(run: Run) -> pd.DataFrame:
     where there is no pair, or fewer than 4 layers."""
     frame = layer_gains(run)
     if len(frame) < 4:
-        raise Missing(f"{run.name} timed {len(frame)} layers: a correlation over layers needs at least 4.")
+        raise Missing(f"A correlation over layers needs at least 4 of them, {run.name} timed {len(frame)}.")
     rows = []
     for of, source in (("nnz", "nnz_mean"), ("union", "union")):
         for gain in ("speedup", "contribution"):

@@ -99,7 +99,8 @@ def _reasons(run: Run, frame: pd.DataFrame) -> list[str]:
             more = f"{different / usual_union:.1f} times the median layer"
             reasons.append(f"{BLOCK} of its tokens fire {different:,.0f} different neurons, {more}")
         else:
-            reasons.append("it pays the fixed cost of every layer: it fires about as many neurons as the others")
+            beside = ": it fires about as many neurons as the others" if len(frame) > 1 else ""
+            reasons.append(f"it pays the fixed cost of every layer{beside}")
     return reasons
 
 
@@ -113,10 +114,10 @@ def most_to_gain(table: pd.DataFrame) -> str:
     others might have more, as far as their turns tell."""
     first = table.loc[table["left_ms"].idxmax()]
     name = f"layer {first['layer']:.0f}"
-    gain = (
-        f"{name} has most to gain: {_milliseconds(first['left_ms'])}, {100 * first['left_share']:.2g} % of the pass, "
-        f"because {first['reason']}."
-    )
+    amount = f"{_milliseconds(first['left_ms'])}, {100 * first['left_share']:.2g} % of the pass"
+    if len(table) == 1:
+        return f"The only layer that was timed could gain {amount}, because {first['reason']}."
+    gain = f"{name} has most to gain: {amount}, because {first['reason']}."
     others = table[table["layer"] != first["layer"]]
     alike = [int(layer) for layer in others.loc[~(others["behind_low"] > 0), "layer"]]
     if not alike:
@@ -137,6 +138,8 @@ def worth_speeding_up(table: pd.DataFrame) -> str:
             f"in {beaten} of {len(table)} layers: on this device it does not bound what they could gain."
         )
     left, attention = float(table["left_ms"].sum()), table.attrs["attention_ms"]
+    if len(table) == 1:
+        return most_to_gain(table)
     sentence = (
         f"{most_to_gain(table)} All layers together could gain {_milliseconds(left)} "
         f"({100 * left / table.attrs['sparse_ms']:.2g} %)"

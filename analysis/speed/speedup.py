@@ -224,7 +224,7 @@ def speedup_correlation(run: Run) -> dict[str, Any]:
     frame = speedup(run)
     n = len(frame)
     if n < 4:
-        raise Missing(f"{run.name} timed {n} layers: a correlation over layers needs at least 4.")
+        raise Missing(f"A correlation over layers needs at least 4 of them, {run.name} timed {n}.")
     x, y = frame["nnz_mean"].to_numpy(float), frame["speedup"].to_numpy(float)
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         raise Missing(f"Every layer of {run.name} has the same nnz or the same speedup: there is nothing to correlate.")

@@ -30,6 +30,8 @@ from twell.app.ui.url_state import current_run
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
+FORMS = {**dict.fromkeys(("change", "low", "high"), "{:+.5f}"), "kept": "{:.1%}"}  # of the columns of a table
+
 
 def curves(run: Run) -> None:
     """Draw the loss against what is left: a figure for each set of tokens that it was measured on."""
@@ -102,7 +104,9 @@ def every_condition(run: Run) -> None:
     table = fetch(run, analysis.effects)
     widgets.heading("Every condition", f"As twell ablate spells them; {KEPT}.", query(run, analysis.effects))
     columns = table[["condition", "change", "low", "high", "kept", "silenced", "tokens", "documents"]]
-    widgets.table(columns.dropna(axis="columns", how="all"), width="stretch")
+    columns = columns.dropna(axis="columns", how="all")
+    forms = {name: form for name, form in FORMS.items() if name in columns}
+    widgets.table(columns.style.format(forms, na_rep="–"), width="stretch")
 
 
 def not_measured(run: Run) -> None:

@@ -21,7 +21,7 @@ QUESTIONS = (
         "Activity and surprise within tokens",
         Query(analysis.surprisal_within),
         plots.within,
-        "Correlation of nnz with the loss of the next token, each less the mean of its token over the run, by layer "
+        "Correlation of nnz with the loss of the next token, each less the mean of its token over the run, by layer, "
         "{intervals}. It compares one token in different contexts: above 0, a token fires more where the model"
         " is less sure what follows. The figure above mixes in which tokens come before surprises.",
     ),
@@ -30,7 +30,7 @@ QUESTIONS = (
         Query(analysis.entropy_correlation),
         plots.expected,
         "Rank correlation of nnz with the entropy of the next token's prediction (what the model expects to lose on"
-        " it), with its loss (what it then loses), and with each given the other, by layer {intervals}. A token"
+        " it), with its loss (what it then loses), and with each given the other, by layer, {intervals}. A token"
         " fires before the next one is known: what goes with the loss given the entropy is no reaction to it, but tells"
         " of contexts in which the model errs more, or less, than it expects.",
     ),

@@ -27,6 +27,7 @@ from twell.app.ui.formatting import (
     SPACE,
     dead_limit,
     layer_width,
+    message_markdown,
     number,
     pass_spread,
     percent,
@@ -47,7 +48,7 @@ def draw_headline(run: Run) -> None:
     numbers = fetch(run, analysis.overview)
     tokens = numbers["tokens"]
     if tokens is None:
-        st.info(widgets.escape_markdown(numbers["missing"]["tokens"]))
+        st.info(message_markdown(numbers["missing"]["tokens"]))
         return
     st.html(f'<p class="tw-lead">{html.escape(typeset(introduction(run, numbers)))} {own_text_link(run)}</p>')
     loss = f"over {plural(numbers['loss_tokens'], 'prediction')}" if numbers["loss_tokens"] else "not recorded"
@@ -139,9 +140,13 @@ def draw_layers(run: Run) -> None:
         table = fetch(run, analysis.layer_potential)
         if table.attrs["comparable"]:
             sentence = html.escape(typeset(most_to_gain(table)))
+            bars = (
+                "Where the bar of FFN speedup is long, time has been saved already; the bar of the layer with most to "
+                "gain is amber. "
+            )
             st.html(
-                f'<p class="tw-said">Where the bar of FFN speedup is long, time has been saved already; the bar of '
-                f'the layer with most to gain is amber. {sentence} <a class="plain tw-chip" href="{link("kernels")}">'
+                f'<p class="tw-said">{bars * (len(table) > 1)}{sentence} '
+                f'<a class="plain tw-chip" href="{link("kernels")}">'
                 "Each layer, on Kernels\u00a0→</a></p>"
             )
     alt = "By layer: mean nnz by position, nnz of a token, neurons that never fired, FFN speedup"

@@ -12,7 +12,7 @@ from twell.analysis.figures.speed.live import no_calls, sparse_calls, times_and_
 from twell.analysis.memo import built_once, memo_scope
 from twell.analysis.speed.ffn_speedup import caveats, layer_names
 from twell.app.ui import widgets
-from twell.app.ui.formatting import SPACE, plural, times, whole
+from twell.app.ui.formatting import SPACE, marked_up, plural, times, whole
 from twell.app.ui.query import query
 from twell.app.ui.run_cache import LiveRun, open_cached
 from twell.app.ui.url_state import redraw_page
@@ -63,7 +63,7 @@ def _look(path: str, with_figure: bool, timed: bool) -> None:
             if with_figure:
                 draw_calls(run)
     except (Missing, UserError, OSError) as error:
-        widgets.note(widgets.escape_markdown(str(error)))
+        widgets.note(marked_up(str(error)))
 
 
 def live_numbers(run: Run) -> list[tuple[str, str, str]]:

@@ -12,7 +12,7 @@ from twell.app.jobs.asking import begin, model_request, result_of, worker
 from twell.app.jobs.status import is_busy, note_if_busy, note_model_missing
 from twell.app.jobs.worker import save_reading
 from twell.app.ui import widgets
-from twell.app.ui.formatting import whole
+from twell.app.ui.formatting import message_markdown, whole
 from twell.app.ui.run_catalog import runs_folder
 from twell.app.ui.url_state import link, open_page, parameter, url_param
 from twell.workbench.errors import UserError
@@ -80,7 +80,7 @@ def _submit(request: dict[str, Any], text: str, generate: int, temperature: floa
     try:
         reading = begin({**request, "text": text, **continuation})
     except UserError as error:
-        st.warning(widgets.escape_markdown(str(error)))
+        st.warning(message_markdown(str(error)))
         return
     kept = {name: value for name, value in st.query_params.items() if name not in FROM_LINE}
     open_page("text", **kept, own=reading.key)
@@ -124,7 +124,7 @@ def _save(own: Run) -> None:
     try:
         save_reading(own, folder / name)
     except UserError as error:
-        st.warning(widgets.escape_markdown(str(error)))
+        st.warning(message_markdown(str(error)))
         return
     scale = parameter("scale") or st.session_state["run"]  # on its own, a few words look as active as any text
     open_page("text", run=name, scale=scale)

@@ -8,7 +8,7 @@ import streamlit as st
 
 from twell.app.jobs.runner import Job, JobRunner
 from twell.app.ui import widgets
-from twell.app.ui.formatting import plural
+from twell.app.ui.formatting import message_markdown, plural
 from twell.app.ui.run_cache import digest
 from twell.app.ui.run_catalog import RECORDED
 from twell.app.ui.url_state import current_run, open_page, redraw_page
@@ -30,7 +30,7 @@ def start_job(purpose: str, out: Path, run: str, arguments: list[str], cases: in
     try:
         st.session_state["job"] = job_runner().start(purpose, out, run, arguments, cases)
     except (UserError, OSError) as error:
-        st.warning(widgets.escape_markdown(str(error)))
+        st.warning(message_markdown(str(error)))
         return
     st.session_state["jobs_started"] = st.session_state.get("jobs_started", 0) + 1
     st.rerun()
@@ -116,7 +116,7 @@ def _draw_end(job: Job, failure: str | None) -> None:
             widgets.note(f"{job.purpose.capitalize()}: done", width="content")
             widgets.page_link("kernels", "Open it →", run=job.run)
         else:
-            (st.info if job.stopped else st.warning)(widgets.escape_markdown(failure), width=520)
+            (st.info if job.stopped else st.warning)(message_markdown(failure), width=520)
         if st.button("Close", key="job-close"):
             job_runner().clear()
             redraw_page()

@@ -42,6 +42,11 @@ WRITES = (
     "negative, as in a gated FFN; read off the model's weights without the layers between."
 )
 NO_WEIGHTS = "Why they are dead cannot be told without the model's weights, which are not on this machine."
+NONE_FOUND = "There are no such neurons here."
+NONE = {  # where nothing else was asked for
+    "dead": "Every neuron fired at least once.",
+    "selective": "Every neuron here fires more often, or on fewer than 8 tokens: see Most frequent or Rarest.",
+}
 CHOOSE = " Choose a row to see where it fires.", " Choose a row to see more of it."  # of others, of dead ones
 COLUMNS_IF_DEAD = ("why", "largest", "below", "gate_norm", "down_norm")
 
@@ -206,8 +211,7 @@ def draw_list(
     caption = f"{why}{plural(count, 'neuron')} {scope}{limit}. {order}{'' if frame.empty else CHOOSE[kind == 'dead']}"
     widgets.heading("Dead neurons" if kind == "dead" else KINDS[kind], caption, result)
     if frame.empty:
-        none = "Every neuron fired at least once." if kind == "dead" and not find else "There are no such neurons here."
-        st.info(none)
+        st.info(NONE_FOUND if find or density else NONE.get(kind, NONE_FOUND))
         return
     texts = frame["token_text"].map(lambda text: visible(text) if text else "")
     shown = COLUMNS_IF_DEAD if kind == "dead" else COLUMNS_IF_FIRED

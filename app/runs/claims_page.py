@@ -151,7 +151,7 @@ def draw_studies(run: Run) -> None:
     caption = (
         f"{plural(len(swept), 'small training')} of one recipe, a dot each, with {plural(seeds, 'seed')}, {size} "
         f"parameters and {tokens} tokens: the larger L1, the fewer neurons fire. Left: what the held-out loss pays for "
-        f"it. Right: the speed that it buys, {measured_on(table.attrs)}; a cross is this run, on its own device."
+        f"it. Right: the speed that it buys, {measured_on(table.attrs)}; green crosses are this run, on its own device."
     )
     widgets.heading("What sparsity costs, and what it gains", caption, sweep)
     widgets.draw(

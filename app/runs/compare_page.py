@@ -32,6 +32,7 @@ from twell.app.ui.formatting import (
     fixed,
     interval,
     layer_width,
+    message_markdown,
     pass_spread,
     percent,
     plural,
@@ -211,7 +212,7 @@ def draw_all_runs(run: Run, catalog: RunCatalog) -> None:
     others = []
     for other in same_text(run, list(catalog.runs.values())):
         if reason := why_unreadable(other):
-            st.warning(widgets.escape_markdown(f"{other.name} is left out: {reason}"))
+            st.warning(message_markdown(f"{other.name} is left out: {reason}"))
         else:
             others.append(other)
     if not others:

@@ -18,6 +18,8 @@ SPEEDS = {  # column: its name at the line, and its look
     "step_speedup": ("training step, GPU", {"color": GREY, "symbol": "triangle-up"}),
     "model_speedup": ("forward pass, GPU", {"color": BLUE, "symbol": "circle-open"}),
 }
+OWN = {"ffn_speedup": "FFN", "model_speedup": "forward pass"}  # of this run, on its own device: a GPU's or a CPU's
+INK = "#3d8a63"  # of this run: the colors of the sweep say GPU or CPU
 ABOVE = {"step_speedup": 7, "model_speedup": -7}  # pixels by which names that would meet are shifted
 
 
@@ -31,7 +33,8 @@ def cost_and_gain(table: pd.DataFrame) -> go.Figure:
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
     _rises(figure, sweep)
     for column, (name, look) in SPEEDS.items():
-        _speeds(figure, sweep, own, column, name, look)
+        _speeds(figure, sweep, column, name, look)
+    _own_speeds(figure, own)
     shares = 1 - table["sparsity"]
     shares = shares[shares > 0]  # a logarithmic axis has no place for a run in which nothing fires
     low, high = shares.min() * 0.8, min(1.0, shares.max() * 1.4)
@@ -86,9 +89,7 @@ def _rises(figure: go.Figure, sweep: pd.DataFrame) -> None:
         )
 
 
-def _speeds(
-    figure: go.Figure, sweep: pd.DataFrame, own: pd.DataFrame, column: str, name: str, look: dict[str, str]
-) -> None:
+def _speeds(figure: go.Figure, sweep: pd.DataFrame, column: str, name: str, look: dict[str, str]) -> None:
     """Add one kind of speedup to the second panel, its name at its sparsest end; nothing where it was not measured."""
     known = sweep[sweep[column].notna()].sort_values("sparsity", ascending=False)
     if known.empty:
@@ -117,13 +118,22 @@ def _speeds(
         yshift=ABOVE.get(column, 0),
         font={"size": 11, "color": look["color"]},
     )
-    here = own[own[column].notna()] if column in own else own.iloc[:0]
-    if len(here):
+
+
+def _own_speeds(figure: go.Figure, own: pd.DataFrame) -> None:
+    """Add this run's speedups to the second panel, each a cross with its name, as two crosses alone look alike."""
+    for column, name in OWN.items():
+        here = own[own[column].notna()] if column in own else own.iloc[:0]
+        if here.empty:
+            continue
         figure.add_scatter(
             x=1 - here["sparsity"],
             y=here[column],
-            mode="markers",
-            marker={"color": look["color"], "symbol": "x", "size": 10},
+            mode="markers+text",
+            marker={"color": INK, "symbol": "x", "size": 9},
+            text=[f"this run, {name}"] * len(here),
+            textposition="middle left",
+            textfont={"size": 11, "color": INK},
             customdata=[f"{html.escape(str(row))}, this run: {name}" for row in here["name"]],
             hovertemplate="%{customdata} %{y:.2f} ×<extra></extra>",
             row=1,

@@ -25,11 +25,12 @@ from twell.app.speed.compression_view import draw_compressions
 from twell.app.speed.potential_view import draw_potential, say_where_to_gain
 from twell.app.speed.whole_model_view import draw_whole_model
 from twell.app.ui import widgets
-from twell.app.ui.formatting import fixed, number, pass_spread, percent, plural, times, typeset, whole
+from twell.app.ui.formatting import fixed, message_markdown, number, pass_spread, percent, plural, times, typeset, whole
 from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.url_state import current_run, one_of, url_param
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
+from twell.workbench.run.tables.absent import UNTIMED
 
 
 def note_reference_kernel(run: Run) -> None:
@@ -38,7 +39,7 @@ def note_reference_kernel(run: Run) -> None:
     st.info(
         "This run used the reference kernel, against which the other kernels are tested. It is written to be correct, "
         "not fast. Its times show what was run; no speedup is claimed from them."
-        + (widgets.escape_markdown(f" Why it ran: {reason}.") if reason else "")
+        + (message_markdown(f" Why it ran: {reason}.") if reason else "")
     )
 
 
@@ -246,6 +247,8 @@ def between(least: str, most: str) -> str:
 def draw_timings(run: Run) -> None:
     """Draw the timings taken during the capture. Raises Missing, with how to take some, if there are none."""
     if not run.has("timings"):
+        if run.counts_above_threshold:
+            raise Missing(f"No layer has been timed: {UNTIMED}.")
         when = " yet" if run.manifest.status == "recording" else ""
         raise Missing(
             f"No layer has been timed in the capture{when}. Capture with --timings above 0 to time each layer's FFN "

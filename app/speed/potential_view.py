@@ -12,7 +12,7 @@ from twell.analysis.memo import built_once
 from twell.analysis.speed.potential import worth_speeding_up
 from twell.analysis.speed.speedup import sizes
 from twell.app.ui import widgets
-from twell.app.ui.formatting import number, plural
+from twell.app.ui.formatting import message_markdown, number, plural
 from twell.app.ui.query import fetch, query
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
@@ -23,7 +23,7 @@ def say_where_to_gain(run: Run) -> None:
     with suppress(Missing):
         table = fetch(run, analysis.layer_potential)
         if table.attrs["comparable"]:
-            st.markdown(widgets.escape_markdown(worth_speeding_up(table)))
+            st.markdown(message_markdown(worth_speeding_up(table)))
 
 
 def draw_potential(run: Run) -> None:

@@ -25,7 +25,7 @@ from twell.app.tokens.token_order import mostly_one_layer, which_order, who_deci
 from twell.app.tokens.token_rows import SHOWN, rows_html
 from twell.app.tokens.token_tables import RANKS, draw_token_table, draw_word_table, go_to
 from twell.app.ui import widgets
-from twell.app.ui.formatting import matching, plural, whole, with_intervals
+from twell.app.ui.formatting import matching, message_markdown, plural, whole, with_intervals
 from twell.app.ui.query import QueryResult, query
 from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run, sync_url, url_param, whole_number
@@ -169,7 +169,7 @@ def rows_or_why_none(result: QueryResult, every: QueryResult, filters: Filters, 
             st.info(f"No {noun} matches. Shorten the search, or lower the minimum count.")
         return frame
     except Missing as reason:  # a short text, in which none occurs so often
-        st.info(widgets.escape_markdown(str(reason)))
+        st.info(message_markdown(str(reason)))
     with suppress(Missing):
         if filters.min_count > 1 and len(every.frame):
             kept = address_filters() | {"view": filters.view, "least": "1"}

@@ -8,7 +8,7 @@ import shlex
 import streamlit as st
 
 from twell.app.ui import widgets
-from twell.app.ui.formatting import plural
+from twell.app.ui.formatting import marked_up, message_markdown, plural
 from twell.app.ui.run_catalog import RunCatalog, find_runs
 from twell.app.ui.url_state import redraw_page
 from twell.workbench.errors import UserError
@@ -37,7 +37,7 @@ def not_found(catalog: RunCatalog, name: str) -> None:
     """Draw the page of an address whose run is not there or cannot be read."""
     reason = catalog.broken.get(name)
     text = (
-        html.escape(reason)
+        marked_up(reason)
         if reason
         else (
             f"There is no run <b>{html.escape(name)}</b> in "
@@ -90,4 +90,4 @@ def unreadable_folders(catalog: RunCatalog) -> None:
 def unreadable(run: Run, error: Exception) -> None:
     """Draw a warning in place of a page whose files broke or went away while it was being drawn."""
     text = str(error) if isinstance(error, UserError) else f"A file of {run.name} could not be read ({error})."
-    st.warning(widgets.escape_markdown(text))
+    st.warning(message_markdown(text))

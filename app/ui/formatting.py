@@ -91,7 +91,7 @@ def with_intervals(ends: pd.Series, more: str = "") -> str:
     """
     if ends.notna().any():
         return f"with 95 % intervals{more}"
-    return "without intervals, as one document gives none, nor do few of unlike length"
+    return "without intervals, which take several documents of like length"
 
 
 def matching(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:
@@ -111,6 +111,17 @@ def token_html(text: str) -> str:
 def marked_up(text: str) -> str:
     """Return text as HTML, escaped, with what stands in backquotes set as code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(typeset(text)))
+
+
+def escape_markdown(text: str) -> str:
+    """Return text that a place which reads Markdown shows as it is."""
+    return "".join("\\" + c if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)
+
+
+def message_markdown(text: str) -> str:
+    """Return an error's message as Markdown that shows it as it is, with what stands in backquotes set as code."""
+    pieces = re.split("(`[^`]+`)", text)  # every second one stands in backquotes
+    return "".join(piece if n % 2 else escape_markdown(typeset(piece)) for n, piece in enumerate(pieces))
 
 
 def pass_spread(low: float, high: float, batches: int) -> str:

@@ -17,7 +17,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from twell.analysis.figures.style import CONFIG
 from twell.analysis.neurons.by_neuron import last_neuron
-from twell.app.ui.formatting import number, plural, typeset
+from twell.app.ui.formatting import marked_up, message_markdown, number, plural, typeset
 from twell.app.ui.pages import PAGES
 from twell.app.ui.query import QueryResult
 from twell.app.ui.url_state import one_of, run_name, sync_url, url_param
@@ -185,9 +185,9 @@ def show_errors() -> Iterator[None]:
     try:
         yield
     except Missing as error:
-        st.info(escape_markdown(typeset(str(error))))
+        st.info(message_markdown(str(error)))
     except UserError as error:
-        st.warning(escape_markdown(typeset(str(error))))
+        st.warning(message_markdown(str(error)))
 
 
 def scanning(run: Run) -> AbstractContextManager[None]:
@@ -195,14 +195,9 @@ def scanning(run: Run) -> AbstractContextManager[None]:
     return st.spinner(f"Reading {plural(run.manifest.tokens, 'token')}")
 
 
-def escape_markdown(text: str) -> str:
-    """Return text that a place which reads Markdown shows as it is."""
-    return "".join("\\" + c if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)
-
-
 def facts_html(facts: dict[str, str]) -> str:
-    """Return terms and their descriptions as an HTML list, escaped."""
-    rows = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in facts.items())
+    """Return terms and their descriptions as an HTML list, escaped; what stands in backquotes is set as code."""
+    rows = "".join(f"<dt>{html.escape(name)}</dt><dd>{marked_up(text)}</dd>" for name, text in facts.items())
     return f'<dl class="tw-facts">{rows}</dl>'
 
 

@@ -52,6 +52,8 @@ def test_changes_are_sums_by_document(small: Run) -> None:
     assert set(effects(run, study=1)["study"]) == {1}
     shown = "\n".join(lines(effects(run)))
     assert "weakest:0.5" in shown and KEPT in shown, "a share over 100 % is no mistake"
+    tiny = effects(run).assign(change=-1e-5, low=-2e-5, high=1e-5)
+    assert "-0.0000" not in "\n".join(lines(tiny)), "what rounds to 0 has no sign of its own"
     with pytest.raises(UserError, match="a study of"):
         effects(run, study=7)
 

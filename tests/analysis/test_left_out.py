@@ -131,7 +131,7 @@ def test_a_run_without_any_whole_part(whole: Run, tmp_path: Path) -> None:
         (path / f"sequences/part-{number:05d}.parquet").unlink()
     run = open_run(path, without_damaged=True)
     assert run.manifest.tokens == 0
-    with pytest.raises(Missing, match=r"holds no activity table without its damaged parts.*is missing"):
+    with pytest.raises(Missing, match=r"holds no rows of single tokens without its damaged parts.*is missing"):
         analysis.by_layer(run)
 
 

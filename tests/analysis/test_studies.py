@@ -229,7 +229,7 @@ def test_studies_and_their_figure(trained: Trained, run: Run, monkeypatch: pytes
     table = studies(run)
     assert table["this_run"].tolist() == [False] * 3 + [True] and table["name"].iloc[-1] == run.name
     figure = cost_and_gain(table)
-    dots = [trace for trace in figure.data if trace.customdata is not None]
+    dots = [trace for trace in figure.data if trace.customdata is not None and trace.marker.symbol != "x"]
     assert [len(trace.x) for trace in dots] == [3, 3, 3]  # the loss, steps as the logs have them, the forward pass
     assert np.allclose(dots[0].y, [0, 0.025, 0.05]) and np.allclose(dots[-1].y, [3, 2, 1])
     notebook = json.loads((Path(str(resources.files("twell.data"))) / "studies" / "studies.ipynb").read_text())
@@ -241,6 +241,17 @@ def test_studies_and_their_figure(trained: Trained, run: Run, monkeypatch: pytes
     monkeypatch.setattr("twell.analysis.shipped.study_runs", list)
     with pytest.raises(Missing, match="data/studies"):
         studies()
+
+
+def test_each_cross_of_this_run_has_a_name(trained: Trained, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two speeds of a run are two crosses of one color: each says what it is, and of no GPU that did not run it."""
+    runs = [trained(f"l{i}", loss=4 + 0.1 * i, nnz=200 / 4**i, l1=0.01 * i, speed=1 + i) for i in range(3)]
+    monkeypatch.setattr("twell.analysis.shipped.study_runs", lambda: runs)
+    table = studies(run)
+    table.loc[table["this_run"], ["ffn_speedup", "model_speedup"]] = [1.6, 1.3]
+    crosses = [trace for trace in cost_and_gain(table).data if trace.marker.symbol == "x"]
+    assert [trace.text[0] for trace in crosses] == ["this run, FFN", "this run, forward pass"]
+    assert not any("GPU" in text for trace in crosses for text in trace.customdata)
 
 
 def test_findings_over_trainings(trained: Trained, run: Run) -> None:

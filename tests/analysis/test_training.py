@@ -73,7 +73,7 @@ def test_a_run_without_a_training_says_what_makes_one(small: Run) -> None:
 
 
 def test_what_a_training_lacks_is_said(trained: Run) -> None:
-    with pytest.raises(Missing, match="no activity table: it is a training, whose model `twell capture` can record"):
+    with pytest.raises(Missing, match="no rows of single tokens: it is a training, whose model `twell capture`"):
         trained.frame("activity")
 
 

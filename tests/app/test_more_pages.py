@@ -161,7 +161,7 @@ def test_a_run_of_one_sequence_has_lines_and_no_intervals(
     assert not re.search("95.% interval(?!s where the runs tell one)", shown), (
         "of neurons that never fired it may be said"
     )
-    assert ("without intervals, as one document gives none" in shown) == (page != "overview")
+    assert ("without intervals, which take several documents" in shown) == (page != "overview")
 
 
 @pytest.mark.parametrize("page", ["layers", "positions"])

@@ -127,6 +127,8 @@ def report(result: Pruned, own: OwnModel, out: Path, interval: Interval | None) 
         (passes, result.seconds, ",.2f"),
         ("nats a token, the run's text", result.loss, ".4f"),
     ):
+        if name == passes and result.widths == own.widths:
+            continue  # of a copy, it would tell of the machine
         lines.append(f"  {name:<32}{before:>16{form}}{after:>16{form}}{_rounded(after / before - 1, 3):>+9.1%}")
     if result.unseen.size:
         lines.append(_other_text(result.unseen, interval))

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from twell.kernels.backends import gpu
 from twell.kernels.benchmark.operations import DENSE, Operation
 from twell.kernels.benchmark.runner import BenchRequest, Result, bench_packed
 from twell.kernels.benchmark.runner import bench as bench_case
@@ -36,6 +37,8 @@ from twell.workbench.devices import memory_for
 from twell.workbench.doctor import device_name
 from twell.workbench.errors import UserError
 from twell.workbench.power import Gauge, PowerReading
+
+GPU_KERNELS = {"hopper", "cuda"}
 
 
 def bench(options: BenchOptions) -> list[dict[str, Any]]:
@@ -60,6 +63,7 @@ def bench(options: BenchOptions) -> list[dict[str, Any]]:
     about = {"d_model": common["d_model"], "d_ff": common["d_ff"], "dtype": dtype, "device": name, "commit": commit()}
     shape = device, common["dtype"], common["d_model"], common["d_ff"], 1
     if options.kernel:
+        _require_gpu(options.kernel, device)
         _require_one({name: KERNELS[name].refuses(*shape) for name in options.kernel})
     if options.training:
         return _bench_training(options, listed, about, sheet)
@@ -94,6 +98,19 @@ def _bench_training(
         sheet.add(case_rows)
         rows += case_rows
     return rows
+
+
+def _require_gpu(kernels: tuple[str, ...], device: torch.device) -> None:
+    """Raise UserError if all kernels named by --kernel run on a GPU, and the cases lie elsewhere: none would run."""
+    if device.type == "cuda" or not set(kernels) <= GPU_KERNELS:
+        return
+    names = " and ".join(kernels)
+    if gpu.missing():
+        raise UserError(
+            f"Expected an NVIDIA GPU for --kernel {names}, found none that PyTorch sees: run it on a machine with one, "
+            "or name another kernel; `twell doctor` says which run here."
+        )
+    raise UserError(f"Expected --device cuda for --kernel {names}, got {device.type}: leave --device out.")
 
 
 def _require_one(refused: dict[str, str | None]) -> None:

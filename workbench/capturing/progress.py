@@ -102,7 +102,7 @@ def plan(loaded: LoadedModel, options: CaptureOptions, tokens: int | None, about
         if tokens
         else f"all of the text, {expected_bytes(loaded, options, 100_000) / 1e6:,.1f} MB on disk for 100,000 tokens"
     )
-    sizes = f"{loaded.layers} layers of {loaded.d_model} × {spelled(loaded.widths, str)}"
+    sizes = f"{loaded.layers} layer{'s' * (loaded.layers != 1)} of {loaded.d_model} × {spelled(loaded.widths, str)}"
     return (
         f"{loaded.name} ({loaded.family}, {sizes}, {loaded.dtype}) "
         f"on {device_name(loaded.device)}\n"

@@ -23,6 +23,7 @@ from twell.workbench.run.checks.summary_home import summary_home
 from twell.workbench.run.manifest import Manifest
 from twell.workbench.run.part_files import open_part, read_part, unreadable_part, with_newer_columns
 from twell.workbench.run.schema import SUMMARIES, TABLES, nnz_columns
+from twell.workbench.run.tables.absent import ABSENT, UNTIMED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +43,7 @@ class Run:
         tables = ", ".join(dict.fromkeys(part.table for part in about.parts))
         return (
             f"Run({str(self.path)!r}: {about.status}, {about.tokens:,} tokens, {about.model['name']}, "
-            f"{self.layers} layers of {manifests.spelled(about.widths)} neurons; "
+            f"{self.layers} layer{'s' * (self.layers != 1)} of {manifests.spelled(about.widths)} neurons; "
             f"tables {tables}){self.left_out and f'. {self.left_out}'}"
         )
 
@@ -87,6 +88,11 @@ class Run:
         counted = self.has("activity") and self.manifest.options.get("probes", "counts") != "counts"
         return counted and not self.has("neurons") and not self.manifest.left_out
 
+    @property
+    def counts_above_threshold(self) -> bool:
+        """Return whether what is above a threshold was counted, beside an FFN that ran densely."""
+        return self.manifest.options.get("threshold") is not None
+
     def has(self, table: str) -> bool:
         """Return whether the run has any part of a table."""
         return any(part.table == table for part in self.manifest.parts)
@@ -107,7 +113,7 @@ class Run:
         if table not in TABLES:
             raise UserError(f"Expected a table of {', '.join(TABLES)}, got {table!r}.")
         if not self.has(table):
-            raise Missing(f"{self.name} holds no {table} table{self._why(table)}.")
+            raise Missing(f"{self.name} holds no {ABSENT[table][0]}{self._why(table)}.")
         return [self.path / part.file for part in self.manifest.parts if part.table == table]
 
     def arrow(self, table: str = "activity", columns: Sequence[str] | None = None) -> pa.Table:
@@ -224,7 +230,8 @@ class Run:
             return ": it is a summary-only run, which keeps no row of single tokens"
         if self.manifest.status == manifests.RECORDING:
             return " yet: it is still being recorded"
-        return ""
+        reason = UNTIMED if table == "timings" and self.counts_above_threshold else ABSENT[table][1]
+        return f": {reason}" if reason else ""
 
 
 def _notebook() -> Any:

@@ -66,8 +66,8 @@ def _why(run: Run) -> str:
         return ""
     batches = plural(max(total["turns"], 1), "batch", "es")
     return (
-        f"bench repeats one input with nothing beside it, the capture timed {layer_names(total)} where they ran, in "
-        f"{batches} {'scaled to' if is_scaled(run) else 'of'} {whole(round(sizes(run)['ffn_sparse']))} rows"
+        f"bench repeats one input with nothing beside it, the capture timed {layer_names(total)} as the model ran, "
+        f"in {batches} {'scaled to' if is_scaled(run) else 'of'} {whole(round(sizes(run)['ffn_sparse']))} rows"
     )
 
 

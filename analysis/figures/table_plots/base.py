@@ -29,9 +29,14 @@ def empty(x: str, y: str, **layout: object) -> Figure:
     return Figure(layout={**plain, "xaxis_title": x, "yaxis_title": y, **layout})
 
 
-def step(table: pd.DataFrame) -> int | None:
-    """Return the step between numbers on an axis of layers: 1 for few, which would have halves numbered too."""
-    return 1 if table["layer"].max() < FEW else None
+def layer_axis(table: pd.DataFrame, axis: str = "x") -> dict[str, object]:
+    """Return plotly's layout of an axis of layers: each of few is numbered, which would have halves numbered too; of
+    one alone nothing beside it is, as there are no layers -1 and 1. axis: x or y"""
+    layers = table["layer"][table["layer"] >= 0]
+    layout: dict[str, object] = {f"{axis}axis_dtick": 1 if layers.max() < FEW else None}
+    if layers.nunique() == 1:
+        layout[f"{axis}axis_range"] = [int(layers.max()) - 0.5, int(layers.max()) + 0.5]
+    return layout
 
 
 def log_across(figure: Figure, values: pd.Series) -> None:
@@ -48,7 +53,7 @@ def varied(values: pd.Series) -> None:
 
 
 def add_ratios(figure: Figure, rows: pd.DataFrame, low: str, high: str, of: str, names: dict[str, str]) -> None:
-    """Add a dot a layer at column `ratio` for each value of a column, side by side, with their intervals.
+    """Add a dot a layer at column `ratio` for each value of a column that has any, side by side, with their intervals.
 
     Args:
         figure: the figure.
@@ -57,7 +62,7 @@ def add_ratios(figure: Figure, rows: pd.DataFrame, low: str, high: str, of: str,
         of: the column that tells the dots of a layer apart.
         names: its values in words.
     """
-    groups = list(rows[rows["layer"] >= 0].groupby(of))
+    groups = [group for group in rows[rows["layer"] >= 0].groupby(of) if group[1]["ratio"].notna().any()]
     for index, (value, part) in enumerate(groups):
         reach = {"array": part[high] - part["ratio"], "arrayminus": part["ratio"] - part[low]}
         beside = part["layer"] + BESIDE * (index - (len(groups) - 1) / 2)

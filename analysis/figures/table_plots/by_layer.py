@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from twell.analysis.figures.table_plots.base import INK, SECOND, add_ratios, empty, step, varied
+from twell.analysis.figures.table_plots.base import INK, SECOND, add_ratios, empty, layer_axis, varied
 from twell.workbench.errors import Missing
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ STARTS = {"all": "all starts", "cut": "within a document", "document": "of a doc
 
 def layers(table: pd.DataFrame) -> Figure:
     """Draw by_layer: the median with the span from the tenth to the ninetieth percentile, and the mean."""
-    figure = empty("layer", "nnz, neurons a token", xaxis_dtick=step(table))
+    figure = empty("layer", "nnz, neurons a token", **layer_axis(table))
     reach = {"array": table["p90"] - table["p50"], "arrayminus": table["p50"] - table["p10"], "color": INK}
     figure.add_bar(x=table["layer"], y=table["p50"], error_y=reach, name="median, p10 to p90", marker_color="#a9c3dd")
     figure.add_scatter(x=table["layer"], y=table["mean"], name="mean", mode="markers", marker_color=SECOND)
@@ -30,7 +30,7 @@ def positions(table: pd.DataFrame) -> Figure:
     wide = table.pivot(index="layer", columns="position_from", values="relative")
     last = table.groupby("position_from")["position_to"].max()
     names = [str(a) if a == b else f"{a}–{b}" for a, b in last.items()]
-    figure = empty("position", "layer", xaxis_type="category", yaxis_dtick=step(table))
+    figure = empty("position", "layer", xaxis_type="category", **layer_axis(table, "y"))
     bar = {"title": "× layer mean,<br>2 and more"}
     figure.add_heatmap(z=wide.to_numpy(), x=names, y=wide.index, colorscale="RdBu_r", zmin=0, zmax=2, colorbar=bar)
     return figure
@@ -49,7 +49,7 @@ def surprisal(table: pd.DataFrame) -> Figure:
 def within(table: pd.DataFrame) -> Figure:
     """Draw surprisal_within: the correlation within tokens by layer, with its interval."""
     varied(table["pearson"])
-    figure = empty("layer", "correlation with the next token's loss, within tokens", xaxis_dtick=step(table))
+    figure = empty("layer", "correlation with the next token's loss, within tokens", **layer_axis(table))
     reach = {"array": table["high"] - table["pearson"], "arrayminus": table["pearson"] - table["low"], "color": INK}
     figure.add_scatter(x=table["layer"], y=table["pearson"], error_y=reach, mode="markers", marker_color=INK)
     figure.add_hline(y=0, line_dash="dot")
@@ -59,7 +59,7 @@ def within(table: pd.DataFrame) -> Figure:
 def expected(table: pd.DataFrame) -> Figure:
     """Draw entropy_correlation: the rank correlations of nnz by layer, with their intervals."""
     varied(table["spearman"])
-    figure = empty("layer", "rank correlation with nnz", xaxis_dtick=step(table))
+    figure = empty("layer", "rank correlation with nnz", **layer_axis(table))
     add_ratios(figure, table.rename(columns={"spearman": "ratio"}), "low", "high", "of", {})
     figure.add_hline(y=0, line_dash="dot")
     return figure
@@ -72,7 +72,7 @@ def origins(table: pd.DataFrame) -> Figure:
         raise Missing(f"No neuron fires on any {name}, so that there is no mean to compare with.")
     if not table["ratio"].notna().any():
         raise Missing(f"Every token is of one {name}, {table[name].iloc[0]}: there is none to compare it with.")
-    figure = empty("layer", "nnz, × that of the others", xaxis_dtick=step(table))
+    figure = empty("layer", "nnz, × that of the others", **layer_axis(table))
     add_ratios(figure, table, "ratio_low", "ratio_high", name, {})
     figure.add_hline(y=1, line_dash="dot")
     return figure
@@ -80,7 +80,7 @@ def origins(table: pd.DataFrame) -> Figure:
 
 def starts(table: pd.DataFrame) -> Figure:
     """Draw first_positions: position 0 over later ones by layer, of documents and of cuts apart."""
-    figure = empty("layer", "position 0, × later positions", xaxis_dtick=step(table))
+    figure = empty("layer", "position 0, × later positions", **layer_axis(table))
     add_ratios(figure, table, "low", "high", "start", STARTS)
     figure.add_hline(y=1, line_dash="dot")
     return figure
@@ -91,7 +91,7 @@ def depth(table: pd.DataFrame) -> Figure:
     varied(table["spearman"])
     grid = np.full(2 * [1 + table["other"].max()], np.nan)
     grid[table["layer"], table["other"]] = grid[table["other"], table["layer"]] = table["spearman"]
-    figure = empty("layer", "layer", xaxis_dtick=step(table), yaxis_dtick=step(table))
+    figure = empty("layer", "layer", **layer_axis(table), **layer_axis(table, "y"))
     figure.add_heatmap(z=grid, colorscale="RdBu_r", zmin=-1, zmax=1, colorbar={"title": "Spearman"})
     return figure
 

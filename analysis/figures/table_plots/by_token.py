@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from twell.analysis.figures.table_plots.base import INK, SECOND, empty, step
+from twell.analysis.figures.table_plots.base import INK, SECOND, empty, layer_axis
 from twell.analysis.statistics import t_half
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def classes(table: pd.DataFrame) -> Figure:
 
 def identity(table: pd.DataFrame) -> Figure:
     """Draw token_identity: the share of the variance of nnz that the token explains, by layer."""
-    figure = empty("layer", "variance of nnz that the token explains", yaxis_tickformat=".0%", xaxis_dtick=step(table))
+    figure = empty("layer", "variance of nnz that the token explains", yaxis_tickformat=".0%", **layer_axis(table))
     figure.add_bar(x=table["layer"], y=table["icc"], name="of more such text", marker_color="#a9c3dd")
     figure.add_scatter(x=table["layer"], y=table["explained"], name="of this run", mode="markers", marker_color=SECOND)
     return figure

@@ -232,7 +232,7 @@ def test_bare_runs_say_why(made: ModuleType, tmp_path: Path) -> None:
         "first two layers": "at least 4",
         "knows what comes next": "--no-loss",
         "formaldehyde": "single token",
-        "Pearson": "no timings table",
+        "Pearson": "no timings: capture with --timings",
     }.items():
         assert any(words in claim and reason in text for claim, text in reasons.items()), words
 

@@ -286,7 +286,7 @@ def test_refused(run: Run, bos_run: Run, tmp_path: Path) -> None:
         export(ExportOptions(run=run.path, table=("by_layer",), format="html", out=tmp_path / "x"))
     with pytest.raises(UserError, match="--table fired or --table dead_neurons"):
         export(ExportOptions(run=run.path, table=("by_layer",), format="npz", out=tmp_path / "x"))
-    with pytest.raises(Missing, match="no fired table"):
+    with pytest.raises(Missing, match="no sample of firings: capture with --fired"):
         export(ExportOptions(run=bos_run.path, table=("fired",), format="npz", out=tmp_path / "x"))
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match="choose a place"):

@@ -182,9 +182,9 @@ def test_what_was_not_kept(run: Run, made: ModuleType, tmp_path: Path) -> None:
             question(bare)
     with pytest.raises(Missing, match="different neurons"):
         union_sizes(bare)
-    with pytest.raises(Missing, match="no fired table"):
+    with pytest.raises(Missing, match="no sample of firings"):
         together(bare, 0)
-    with pytest.raises(Missing, match="no examples table"):
+    with pytest.raises(Missing, match="no examples of where"):
         examples(bare, 0, 0)
     with pytest.raises(Missing, match="no example of L1/N400"):
         examples(run, 1, 400)

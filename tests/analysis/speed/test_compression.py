@@ -43,7 +43,7 @@ def test_rows_of_the_run_make_a_setting_unsafe(made: ModuleType, tmp_path: Path)
 
 
 def test_what_was_not_timed(made: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(Missing, match="no bench table"):
+    with pytest.raises(Missing, match="no benchmark"):
         tile_settings(made.make(tmp_path / "none", sequences=10, parts=1))
     wide = made.make(tmp_path / "wide", sequences=10, parts=1, bench=True)
     wide.manifest.model["d_ff"] = 4096

@@ -169,7 +169,7 @@ def test_a_run_of_many_words_keeps_the_frequent_ones(
 def test_no_vocabulary(made: ModuleType, tmp_path: Path) -> None:
     run = made.make(tmp_path / "mute", sequences=10, parts=1)
     bare = Run(run.path, replace(run.manifest, parts=[part for part in run.manifest.parts if part.table != "vocab"]))
-    with pytest.raises(Missing, match="holds no words: it has no vocab table"):
+    with pytest.raises(Missing, match="holds no words: it has no vocabulary"):
         by_word(bare)
     assert set(token_classes(bare)["class"]) == {"other"}
 

@@ -59,6 +59,7 @@ def test_it_draws_what_the_tables_hold(ablated: Run, show: Callable[..., AppTest
     assert number(table.loc["random:0.5", "base"]) in text(test) and "of 60 documents" in text(test)
     assert len(test.get("plotly_chart")) == 4
     assert test.dataframe[0].value.set_index("condition")["change"].equals(table["change"])
+    assert b"%" in test.dataframe[0].proto.arrow_data.styler.display_values, "as its caption says"
     assert "kept: firings over those with nothing taken away; above 100\u202f%" in text(test)
     curve = next(line for line in plots.ablation_curves(ablated).data if line.name == "weakest firings away")
     assert sorted(curve.y) == sorted(table.loc[["weakest:0.5", "weakest:0.75"], "change"])

@@ -77,7 +77,7 @@ def test_tokens_of_one_document_go_by_their_difference_alone(show: Show, made: M
     assert table["low"].isna().all()
     assert table["difference"].abs().is_monotonic_decreasing
     html = markup(show(tmp_path, "compare", run="book-1", **{"with": "book-2"}))
-    assert "Tokens with the largest difference" in html and "without intervals, as one document gives none" in html
+    assert "Tokens with the largest difference" in html and "without intervals, which take several documents" in html
     assert f"<span>{fixed(table['difference'].iloc[0])}</span>" in html and "(– to –)" not in html
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
-from support.page_elements import markup
+from support.page_elements import markup, notices
 
 from twell.analysis.figures.speed.live import sparse_calls, tokens_per_second
 from twell.app.jobs.live_view import live_numbers
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run
 
 Show = Callable[..., AppTest]
@@ -91,3 +93,11 @@ def test_a_capture_of_one_batch_of_one_layer(show: Show, made: ModuleType, tmp_p
     assert shown["Sparse calls timed"][0] == "1"
     assert "the only layer" in shown["FFN speedup so far"][1]
     assert "Timed once" in shown["FFN speedup so far"][1]
+
+
+def test_a_count_above_a_threshold_is_not_told_to_time_itself(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    """Its model ran densely: no option of the capture times it."""
+    run = made.make(tmp_path / "counted", sequences=4, timings=0)
+    manifests.write(run.path, replace(run.manifest, options=run.manifest.options | {"threshold": 0.01}))
+    said = notices(show(tmp_path, "kernels", run="counted"))
+    assert "No layer has been timed: it counts what is above a threshold" in said and "--timings" not in said

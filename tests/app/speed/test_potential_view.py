@@ -74,6 +74,16 @@ def test_what_is_left_in_each_layer(timed: Run) -> None:
     )
 
 
+def test_one_layer_is_not_compared_with_others(timed: Run) -> None:
+    """A model of one layer has no layer with most to gain, and no others that fire as many neurons."""
+    table = layer_potential(timed)
+    alone = table[table["layer"] == 3]
+    alone.attrs = {**table.attrs, "beaten": 0}
+    for said in (most_to_gain(alone), worth_speeding_up(alone)):
+        assert said.startswith("The only layer that was timed could gain 0.38 ms, 6.3 % of the pass, because it")
+        assert "most to gain" not in said and "layers" not in said
+
+
 def test_a_layer_is_named_alone_where_its_turns_tell_it_from_every_other(made: ModuleType, tmp_path: Path) -> None:
     quiet = layer_potential(timed_for(made, tmp_path / "quiet", turns=4))
     assert most_to_gain(quiet).startswith("Layer 3 has most to gain: 0.38 ms")

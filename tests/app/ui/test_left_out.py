@@ -10,7 +10,9 @@ from streamlit.testing.v1 import AppTest
 
 from twell.app.server.launch import command
 from twell.app.ui import run_cache
+from twell.app.ui.formatting import message_markdown
 from twell.app.ui.query import query
+from twell.app.ui.widgets import facts_html
 from twell.workbench.options import AppOptions
 from twell.workbench.run.store import open_run
 
@@ -32,6 +34,14 @@ def test_every_page_names_what_it_lacks(
         test = show(runs, page, run="torn")
         assert NOTE in notes(test) and not test.exception
     assert "Left out" not in notes(show(runs, run="made"))
+
+
+def test_commands_in_messages_look_like_commands(runs: Path, show: Callable[..., AppTest]) -> None:
+    """What a message names in backquotes is set as code; names around it stay as they are."""
+    (warning,) = show(runs, "text", run="torn").warning
+    assert "`twell check`" in warning.value and "\\`" not in warning.value
+    assert message_markdown("a_b: see `twell check a_b`.") == r"a\_b\: see `twell check a_b`\."
+    assert "<code>twell check</code>" in facts_html({"torn": "see `twell check`"})
 
 
 def test_how_it_is_asked_for(runs: Path) -> None:

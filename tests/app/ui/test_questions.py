@@ -97,6 +97,25 @@ def test_no_half_of_a_layer_has_a_number(sampled: Run, question, plot) -> None:
         assert axes and all(axis.dtick == 1 for axis in axes)
 
 
+@pytest.mark.parametrize(
+    ("question", "plot"),
+    [(by_layer, plots.layers), (surprisal_within, plots.within), (first_positions, plots.starts)],
+)
+def test_one_layer_has_no_numbers_beside_it(sampled: Run, question, plot) -> None:
+    """Around a single dot plotly draws an axis from -1 to 1, where there are no layers."""
+    table = question(sampled)
+    axis = dressed(plot(table[table["layer"] == 0])).layout.xaxis
+    assert axis.range == (-0.5, 0.5)
+    assert all(abs(x) < 0.5 for trace in dressed(plot(table[table["layer"] == 0])).data for x in trace.x)
+
+
+def test_what_has_no_value_has_no_name_in_the_legend(sampled: Run) -> None:
+    """Where the entropies of a text are all of one class, only the loss has a correlation."""
+    table = entropy_correlation(sampled)
+    lone = table.assign(spearman=table["spearman"].where(table["of"] == "loss"))
+    assert [trace.name for trace in plots.expected(lone).data] == ["loss"]
+
+
 def test_maps_of_many_layers_say_what_their_shades_are(sampled: Run) -> None:
     """Where cells have no room for text, a bar has ticks at the shades of the shares that it names."""
     few, audit = density_bins(sampled), tile_audit(sampled)

@@ -113,3 +113,14 @@ def test_a_logarithmic_axis_names_two_values_or_more(low: float, high: float) ->
     ticks, names = log_ticks(low, high)
     assert 2 <= len(ticks) == len(set(names)) <= 8
     assert low <= ticks[0] < ticks[-1] <= high
+
+
+@pytest.mark.parametrize(("spread", "fewest"), [(0.02, 2), (0.3, 2), (4.0, 3)])
+def test_a_logarithmic_axis_names_more_than_one(frame: pd.DataFrame, spread: float, fewest: int) -> None:
+    """A lone 1 does not say how far a line goes from it: nnz may differ by two per cent along a sequence."""
+    flat = frame.assign(relative=1.0, low=1 / (1 + spread), high=1 + spread)
+    titles = {k: f"L{k}" for k in range(14)}
+    figure = small_multiples(flat, "position", titles, "x", "y", log=True, log_y=True)
+    (ticks,) = [trace for trace in figure.data if trace.name == "y ticks"]
+    assert len(set(ticks.text)) >= fewest
+    assert "1 " in ticks.text

@@ -127,6 +127,9 @@ def test_a_copy_that_lacks_nothing_is_called_one(tiny: Path, tmp_path: Path) -> 
     assert "prune with --per-layer for a width of its own in 2 of 3 layers, or --least, such as 0.0001" in told
     told = report(replace(result, kept=[260, 264, 257]), own, tmp_path, None)[-1]
     assert told.startswith(f"{copied}every layer needs more than 256 of 264 neurons") and "--per-layer" not in told
+    timed = "a dense pass"
+    assert timed not in "".join(report(result, own, tmp_path, None)), "of a copy it would tell of the machine"
+    assert timed in "".join(report(replace(result, widths=[264, 200, 256]), own, tmp_path, None))
     assert "copy" not in report(replace(result, widths=[264, 200, 256]), own, tmp_path, None)[-1]
 
 

@@ -153,7 +153,7 @@ def test_files_the_manifest_does_not_list_are_not_the_run(
 def test_a_missing_table_is_said_with_the_reason(tmp_path: Path, make_manifest: Maker, make_activity: Maker) -> None:
     record(tmp_path / "run", make_manifest(summary_only=True), [])
     run = open_run(tmp_path / "run")
-    with pytest.raises(Missing, match="holds no activity table: it is a summary-only run"):
+    with pytest.raises(Missing, match="holds no rows of single tokens: it is a summary-only run"):
         run.activity()
     with pytest.raises(UserError, match="Expected a table of activity"):
         run.parts("nonsense")

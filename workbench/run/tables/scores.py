@@ -63,7 +63,7 @@ WORDS = SummaryTable(
     adds_up=False,
     in_summary_only=False,
     keys=("word",),
-    absent="it has no vocab table, which spells the tokens",
+    absent="it has no vocabulary, which spells the tokens",
     needs_means=True,
 )
 
