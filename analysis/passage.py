@@ -13,7 +13,7 @@ for a sequence, and for `loudest` by nnz; by surprisal it reads every loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,20 +25,15 @@ from twell.analysis.activity.layers import histogram
 from twell.analysis.neurons.by_neuron import by_neuron, last_neuron, parse_neuron
 from twell.analysis.neurons.examples import examples
 from twell.analysis.neurons.values import firings, in_sequence
-from twell.analysis.summaries.built import covered_parts, parts_of, read_built
-from twell.analysis.summaries.part_rows import text_order
-from twell.analysis.summaries.read import Summaries, open_summaries
-from twell.analysis.summaries.token_sums import fullest
+from twell.analysis.summaries.read import open_summaries
+from twell.analysis.tokens.highest import ORDER, SEEN, fullest_tokens, loss_quantiles, most_surprising
 from twell.analysis.tokens.text_around import split_text, token_windows
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.part_files import open_part, unreadable_part
 from twell.workbench.run.schema import DECODE, PREFILL, nnz_columns
 from twell.workbench.run.store import Run
-from twell.workbench.run.tables.highest import HIGHEST_TOKENS
 
 ALL, SURPRISAL = "all", "surprisal"
-SEEN = HIGHEST_TOKENS  # how many of the loudest tokens are listed
-ORDER = ["value", "sequence", "position"]  # of the loudest tokens: by falling value, then as in the text
 AROUND = 10  # tokens shown on each side of one
 PHASES = {"prefill": PREFILL, "decode": DECODE}
 
@@ -84,10 +79,8 @@ def scale(run: Run, shade: str) -> Scale:
         return Scale(f"value of {shade}", "", 0.0, high, "0 to the largest of the run; unshaded: silent, or not kept")
     if shade == SURPRISAL:
         # The loss at a first token, which is flagged, is the surprisal of the second, which is not.
-        quantiles = run.sql(
-            "select quantile_cont(cast(loss as double), [0.01, 0.99]) as q from activity where loss < 1e4"
-        )["q"][0]
-        return Scale("surprisal of the token", "nats", float(quantiles[0]), float(quantiles[1]))
+        low, high = loss_quantiles(run, (0.01, 0.99))
+        return Scale("surprisal of the token", "nats", low, high)
     layer = -1 if shade == ALL else int(shade[1:])
     counted = histogram(open_summaries(run))
     counted = counted[counted["layer"] == layer]
@@ -217,6 +210,7 @@ def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
     """Return the positions of greatest value in the run, or in one phase of it, with the text around: each token once,
     but for a neuron each of its firings. Columns: sequence, position, token_id (not for a neuron), value, before,
     token, after."""
+    number = None if phase is None else PHASES[phase]
     if "/" in shade and (run.has("examples") or not run.has("fired")):
         rows = examples(run, *_neuron(run, shade), width=AROUND)
         rows = rows[rows["kind"] == "top"].head(SEEN).reset_index(drop=True)
@@ -225,9 +219,9 @@ def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
         top = firings(run, *_neuron(run, shade)).sort_values(ORDER, ascending=[False, True, True]).head(SEEN)
         top = top.reset_index(drop=True)
     elif shade == SURPRISAL:
-        top = _most_surprising(run, phase)
+        top = most_surprising(run, number)
     else:
-        top = _fullest(run, -1 if shade == ALL else int(shade[1:]), phase)
+        top = fullest_tokens(run, -1 if shade == ALL else int(shade[1:]), number)
     top = top.astype({"sequence": "int64", "position": "int64"})
     windows = token_windows(run, top, AROUND)
     if "/" not in shade:
@@ -236,62 +230,6 @@ def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
     texts = [split_text(run, windows[row]) for row in top.index]
     top = top.assign(**{name: [text[n] for text in texts] for n, name in enumerate(("before", "token", "after"))})
     return top.reset_index(drop=True)
-
-
-def _most_surprising(run: Run, phase: str | None) -> pd.DataFrame:
-    """Return the positions of greatest surprisal, four times as many as are listed, since tokens may repeat. Columns:
-    sequence, position, value (nats)."""
-    run.parts("activity")  # raises Missing where the query would say that there is no such table
-    of_phase = "" if phase is None else f"where phase = {PHASES[phase]} "
-    # The loss at a position is the surprisal of the next token, which the last position of a sequence lacks, and of
-    # which the phase is: the first generated token is predicted at the last of the prompt.
-    return run.sql(
-        "select sequence, position + 1 as position, cast(loss as double) as value from activity "
-        f"join (select sequence, min(position) as start, max(position) as final from activity {of_phase}"
-        "group by sequence) using (sequence) where loss < 1e4 and position + 1 between start and final "
-        f"order by value desc, sequence, position limit {4 * SEEN}"
-    )
-
-
-def _fullest(run: Run, layer: int, phase: str | None) -> pd.DataFrame:
-    """Return the SEEN tokens that fire most neurons in a layer, in all for -1, each at its first position of greatest
-    nnz. Columns: sequence, position, value (nnz).
-
-    From the run's summaries, or where these are of other parts from the rows: 0.3 CPU seconds for a million tokens of
-    28 layers.
-    """
-    run.parts("activity")  # raises Missing where the rows are not kept, and UserError where they are damaged
-    kept = Summaries(run, scored=False).frame("highest", layer=layer) if _summarised(run) else None
-    if kept is None or not _summarised(run):  # others may replace what is being read while a run is recorded
-        found = pd.concat(_fullest_of_parts(run, layer, phase))
-    else:
-        found = kept.rename(columns={"nnz": "value"})
-        found = found if phase is None else found[found["phase"] == PHASES[phase]]
-    found = found.sort_values(ORDER, ascending=[False, True, True]).drop_duplicates("token_id")
-    return found.head(SEEN)[["sequence", "position", "value"]].reset_index(drop=True)
-
-
-def _summarised(run: Run) -> bool:
-    """Return whether the run's summaries cover its parts, and no part that this reader does not know."""
-    return covered_parts(run, read_built(run)) == parts_of(run)
-
-
-def _fullest_of_parts(run: Run, layer: int, phase: str | None) -> Iterator[pd.DataFrame]:
-    """Yield the SEEN tokens that fire most neurons of each part. Columns: sequence, position, token_id, value."""
-    columns, places = nnz_columns(run.layers), ["sequence", "position", "token_id"]
-    columns = columns if layer == -1 else [columns[layer]]
-    for rows in run.pieces("activity", [*places, "phase", "flags", *columns]):
-        value = np.zeros(rows.num_rows, np.int64)
-        for name in columns:
-            value += rows[name].to_numpy()
-        used = rows["flags"].to_numpy() == 0
-        if phase is not None:
-            used &= rows["phase"].to_numpy() == PHASES[phase]
-        sequence, position, token = (rows[name].to_numpy() for name in places)
-        index = np.flatnonzero(used)
-        index = index[text_order(sequence[index], position[index])]
-        index = index[fullest(value[index], token[index])]
-        yield rows.select(places).take(index).to_pandas().assign(value=value[index])
 
 
 def sequences(run: Run) -> pd.DataFrame:

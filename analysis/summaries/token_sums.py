@@ -171,14 +171,21 @@ def fullest(nnz: NDArray, token: NDArray) -> NDArray:
     """
     size = FIRST
     while True:  # until there are enough different tokens among the rows of greatest nnz
-        least = np.partition(nnz, -size)[-size] if size < len(nnz) else 0
-        above, alike = np.flatnonzero(nnz > least), np.flatnonzero(nnz == least)
-        index = np.concatenate([above, alike[: size - len(above)]])
-        index = index[np.argsort(-nnz[index].astype(np.int64), kind="stable")]
+        index = greatest(nnz, size)
         first = np.sort(np.unique(token[index], return_index=True)[1])[:HIGHEST_TOKENS]
         if len(first) == HIGHEST_TOKENS or size >= len(nnz):
             return index[first]
         size *= 16
+
+
+def greatest(values: NDArray, size: int) -> NDArray:
+    """Return the indices of the greatest values, falling, as many as `size`; those that are alike in the order given"""
+    index = np.arange(len(values))
+    if size < len(values):
+        least = np.partition(values, -size)[-size]
+        above = np.flatnonzero(values > least)
+        index = np.concatenate([above, np.flatnonzero(values == least)[: size - len(above)]])
+    return index[np.argsort(-values[index].astype(float), kind="stable")]
 
 
 def highest_of(table: pa.Table) -> pa.Table:

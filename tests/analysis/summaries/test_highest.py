@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from twell.analysis import ensure
-from twell.analysis.passage import ORDER, PHASES, SEEN, loudest, shades
+from twell.analysis.passage import PHASES, loudest, shades
+from twell.analysis.tokens.highest import ORDER, SEEN
 from twell.workbench.run.schema import SUMMARIES, nnz_columns
 from twell.workbench.run.store import Run, open_run
 
@@ -120,10 +121,11 @@ def test_summaries_of_an_earlier_revision_are_built_once(made: ModuleType, tmp_p
     assert_found(run, read)
 
 
-def test_a_part_that_comes_is_added(made: ModuleType, tmp_path: Path, read: list[str]) -> None:
+@pytest.mark.parametrize("change", [as_drawn, few_tokens])
+def test_a_part_that_comes_is_added(made: ModuleType, tmp_path: Path, read: list[str], change: Any) -> None:
     """And a reader who does not know of it yet finds what stands in the parts that it knows."""
     shape, rng = made.Shape(layers=2, sequences=48, of_document=5, timings=0), np.random.default_rng(1)
-    columns = made.draw(shape)
+    columns = change(made.draw(shape))
     writer = made.RunWriter(tmp_path / "live", made.manifest(shape))
     writer.add("vocab", made.vocabulary(shape.vocab))
     known = []
