@@ -8,7 +8,7 @@ A shade is one of `all` (nnz summed over the layers), `L3` (nnz in layer 3), `su
 predicted one position before it) and `L3/N42` (the value of that neuron, where the run keeps it). Its scale runs from
 the 1st to the 99th percentile of the run's unflagged tokens, a neuron's from 0 to its largest value, so that two
 passages of a run are shaded alike; a longer run of the same weights can lend its own scale to a short one. Cost: 10 ms
-for a sequence; `loudest` reads a column of every token once.
+for a sequence, and for `loudest` by nnz; by surprisal it reads every loss.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from twell.analysis.neurons.by_neuron import by_neuron, last_neuron, parse_neuro
 from twell.analysis.neurons.examples import examples
 from twell.analysis.neurons.values import firings, in_sequence
 from twell.analysis.summaries.read import open_summaries
+from twell.analysis.tokens.highest import ORDER, SEEN, fullest_tokens, loss_quantiles, most_surprising
 from twell.analysis.tokens.text_around import split_text, token_windows
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.part_files import open_part, unreadable_part
@@ -33,8 +34,6 @@ from twell.workbench.run.schema import DECODE, PREFILL, nnz_columns
 from twell.workbench.run.store import Run
 
 ALL, SURPRISAL = "all", "surprisal"
-SEEN = 12  # how many of the loudest tokens are listed
-ORDER = ["value", "sequence", "position"]  # of the loudest tokens: by falling value, then as in the text
 AROUND = 10  # tokens shown on each side of one
 PHASES = {"prefill": PREFILL, "decode": DECODE}
 
@@ -80,10 +79,8 @@ def scale(run: Run, shade: str) -> Scale:
         return Scale(f"value of {shade}", "", 0.0, high, "0 to the largest of the run; unshaded: silent, or not kept")
     if shade == SURPRISAL:
         # The loss at a first token, which is flagged, is the surprisal of the second, which is not.
-        quantiles = run.sql(
-            "select quantile_cont(cast(loss as double), [0.01, 0.99]) as q from activity where loss < 1e4"
-        )["q"][0]
-        return Scale("surprisal of the token", "nats", float(quantiles[0]), float(quantiles[1]))
+        low, high = loss_quantiles(run, (0.01, 0.99))
+        return Scale("surprisal of the token", "nats", low, high)
     layer = -1 if shade == ALL else int(shade[1:])
     counted = histogram(open_summaries(run))
     counted = counted[counted["layer"] == layer]
@@ -213,6 +210,7 @@ def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
     """Return the positions of greatest value in the run, or in one phase of it, with the text around: each token once,
     but for a neuron each of its firings. Columns: sequence, position, token_id (not for a neuron), value, before,
     token, after."""
+    number = None if phase is None else PHASES[phase]
     if "/" in shade and (run.has("examples") or not run.has("fired")):
         rows = examples(run, *_neuron(run, shade), width=AROUND)
         rows = rows[rows["kind"] == "top"].head(SEEN).reset_index(drop=True)
@@ -221,10 +219,9 @@ def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
         top = firings(run, *_neuron(run, shade)).sort_values(ORDER, ascending=[False, True, True]).head(SEEN)
         top = top.reset_index(drop=True)
     elif shade == SURPRISAL:
-        top = _most_surprising(run, phase)
+        top = most_surprising(run, number)
     else:
-        columns = nnz_columns(run.layers)
-        top = _fullest(run, columns if shade == ALL else [columns[int(shade[1:])]], phase)
+        top = fullest_tokens(run, -1 if shade == ALL else int(shade[1:]), number)
     top = top.astype({"sequence": "int64", "position": "int64"})
     windows = token_windows(run, top, AROUND)
     if "/" not in shade:
@@ -233,52 +230,6 @@ def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:
     texts = [split_text(run, windows[row]) for row in top.index]
     top = top.assign(**{name: [text[n] for text in texts] for n, name in enumerate(("before", "token", "after"))})
     return top.reset_index(drop=True)
-
-
-def _most_surprising(run: Run, phase: str | None) -> pd.DataFrame:
-    """Return the positions of greatest surprisal, four times as many as are listed, since tokens may repeat. Columns:
-    sequence, position, value (nats)."""
-    run.parts("activity")  # raises Missing where the query would say that there is no such table
-    of_phase = "" if phase is None else f"where phase = {PHASES[phase]} "
-    # The loss at a position is the surprisal of the next token, which the last position of a sequence lacks, and of
-    # which the phase is: the first generated token is predicted at the last of the prompt.
-    return run.sql(
-        "select sequence, position + 1 as position, cast(loss as double) as value from activity "
-        f"join (select sequence, min(position) as start, max(position) as final from activity {of_phase}"
-        "group by sequence) using (sequence) where loss < 1e4 and position + 1 between start and final "
-        f"order by value desc, sequence, position limit {4 * SEEN}"
-    )
-
-
-def _fullest(run: Run, columns: list[str], phase: str | None) -> pd.DataFrame:
-    """Return the SEEN tokens that fire most neurons, each at its first position of greatest nnz.
-
-    Columns: sequence, position, value (sum of the nnz `columns`). Reads a part at a time: 0.3 CPU seconds for a million
-    tokens of 28 layers.
-    """
-    best = []
-    for rows in run.pieces("activity", ["sequence", "position", "token_id", "phase", "flags", *columns]):
-        counted = np.zeros(rows.num_rows, np.int64)
-        for name in columns:
-            counted += rows[name].to_numpy()
-        used = rows["flags"].to_numpy() == 0
-        if phase is not None:
-            used &= rows["phase"].to_numpy() == PHASES[phase]
-        greatest, unflagged = 64 * SEEN, int(used.sum())
-        while True:  # until there are enough different tokens among the rows of greatest value
-            threshold = (
-                np.partition(counted[used], unflagged - greatest)[unflagged - greatest] if greatest < unflagged else 0
-            )
-            candidates = np.flatnonzero(used & (counted >= threshold))
-            top = rows.select(["sequence", "position", "token_id"]).take(candidates).to_pandas()
-            top = top.assign(value=counted[candidates]).sort_values(ORDER, ascending=[False, True, True])
-            top = top.drop_duplicates("token_id").head(SEEN)
-            if len(top) == SEEN or greatest >= unflagged:
-                break
-            greatest *= 16
-        best.append(top)
-    top = pd.concat(best).sort_values(ORDER, ascending=[False, True, True]).drop_duplicates("token_id")
-    return top.head(SEEN)[["sequence", "position", "value"]].reset_index(drop=True)
 
 
 def sequences(run: Run) -> pd.DataFrame:

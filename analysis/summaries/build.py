@@ -30,6 +30,7 @@ from twell.analysis.summaries.part_rows import sorted_by
 from twell.analysis.summaries.part_sums import of_part
 from twell.analysis.summaries.rank_tables import class_step
 from twell.analysis.summaries.token_class import CLASSES, Classes, read_classes
+from twell.analysis.summaries.token_sums import highest_of
 from twell.analysis.summaries.z_scores import ROWS, Spelling, TokenMeans, scores_of_part
 from twell.workbench.run.manifest import Part
 from twell.workbench.run.part_files import open_part
@@ -150,7 +151,10 @@ def declared(tables: Tables, documents: Documents) -> Tables:
 
 def _finished(total: Total) -> Tables:
     """Return every summary of the total, and what is derived from these alone."""
-    tables = _sorted(total.tables())
+    tables = total.tables()
+    if "highest" in tables:
+        tables["highest"] = highest_of(tables["highest"])
+    tables = _sorted(tables)
     ranks, classes = (tables.get(name) for name in ("surprisal_ranks", "surprisal_classes"))
     if ranks and classes:
         tables["surprisal_correlations"] = _typed("surprisal_correlations", correlations(ranks, classes))

@@ -160,7 +160,7 @@ def _own_pieces(path: Path, counts: Sequence[str], documents: Documents) -> Iter
 
 def _in_text_order(first: Sequence[NDArray], nnz: NDArray, documents: Documents) -> PartRows:
     """Return rows in the order of the text; first: columns NAMES; nnz [row, layer]."""
-    order = _text_order(first[0], first[1])
+    order = text_order(first[0], first[1])
     of_text = documents.of_rows(first[0][order], first[1][order])
     return PartRows(*(values[order] for values in (*first, nnz)), **of_text)
 
@@ -179,7 +179,7 @@ def _bounds(cluster: NDArray) -> list[int]:
     return bounds
 
 
-def _text_order(sequence: NDArray, position: NDArray) -> slice | NDArray:
+def text_order(sequence: NDArray, position: NDArray) -> slice | NDArray:
     """Return the index that sorts rows by sequence and position: all of them as they are if they are sorted already."""
     ahead = np.diff(sequence.astype(np.int64) * 2**32 + position)
     return slice(None) if (ahead > 0).all() else np.lexsort((position, sequence))

@@ -26,7 +26,7 @@ from twell.analysis.summaries.documents import REPLICATES, Documents, SplitDocum
 from twell.analysis.summaries.part_rows import BLOCK, READ, KeySums, PartRows, add_rows, covered_pieces, grouped, pieces
 from twell.analysis.summaries.rank_tables import LOSS_SCALE, entropy_ranks, ranks, ranks_by_class
 from twell.analysis.summaries.token_class import CLASSES, Classes
-from twell.analysis.summaries.token_sums import tokens
+from twell.analysis.summaries.token_sums import highest, tokens
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
 from twell.workbench.run.part_files import open_part
 from twell.workbench.run.schema import FLAG_NOT_FINITE, SUMMARIES
@@ -54,7 +54,9 @@ def of_part(
     for rows in pieces(path, counts, documents, split):
         total.add(of_rows(rows, classes, step))
     for rows in covered_pieces(path, counts, documents, split):
-        total.add({name: negated(name, table) for name, table in of_rows(rows, classes, step).items()})
+        sums = of_rows(rows, classes, step)
+        del sums["highest"]  # a place that is found again is the same place
+        total.add({name: negated(name, table) for name, table in sums.items()})
     if used:
         total.add({"used": of_used(path, used)})
     return total.tables()
@@ -78,6 +80,7 @@ def of_rows(rows: PartRows, classes: Classes, step: int) -> Tables:
         "surprisal_ranks": ranks(subset, subset.unit % REPLICATES, losses["later"]),
         "surprisal_classes": ranks_by_class(subset, losses, kind[in_ranks]),
         **tokens(rows, over_layers),
+        "highest": highest(rows, over_layers),
     }
 
 

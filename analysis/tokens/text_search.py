@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from twell.analysis.memo import memoized
+from twell.analysis.summaries.part_rows import text_order
 from twell.analysis.tokens.text_around import sides
 from twell.workbench.run.store import Run
 
@@ -97,7 +98,7 @@ def _in_part(rows: pa.Table, spelling: pa.Array, pattern: re.Pattern[bytes], lim
 def in_order(rows: pa.Table) -> tuple[NDArray, NDArray, NDArray]:
     """Return sequence, position and token id of a part's rows, in the order of the text."""
     sequence, position, token = (rows[name].to_numpy() for name in ("sequence", "position", "token_id"))
-    order = np.lexsort((position, sequence))
+    order = text_order(sequence, position)
     return sequence[order], position[order], token[order]
 
 

@@ -29,6 +29,7 @@ from twell.workbench.run.columns import (
     SummaryTable,
     tokens_column,
 )
+from twell.workbench.run.tables.highest import HIGHEST
 from twell.workbench.run.tables.scores import CLASS_SCORES, SURPRISAL_WITHIN, TOKEN_SCORES, WORDS
 
 _NNZ_SUM = Column("nnz_sum", "int64", "neurons", "sum of nnz")
@@ -285,7 +286,7 @@ _CLASS_LAYERS = SummaryTable(
 _TABLES = (
     *(_LAYERS, _POSITIONS, _POSITION_BANDS, _TOKENS, _TOKEN_LAYERS, TOKEN_SCORES, _SURPRISAL, _SURPRISAL_RANKS),
     *(_NEURON_SUMS, _TILE_COUNTS, _UNION_COUNTS, _SURPRISAL_CLASSES, _USED, WORDS, _SURPRISAL_CORRELATIONS, _ORIGINS),
-    *(CLASS_SCORES, SURPRISAL_WITHIN, _VALUE_COUNTS, _CLASS_LAYERS, _ENTROPY_RANKS),
+    *(CLASS_SCORES, SURPRISAL_WITHIN, _VALUE_COUNTS, _CLASS_LAYERS, _ENTROPY_RANKS, HIGHEST),
 )
 
-SUMMARIES = SummarySchema(2, 8, {table.name: table for table in _TABLES})
+SUMMARIES = SummarySchema(2, 9, {table.name: table for table in _TABLES})

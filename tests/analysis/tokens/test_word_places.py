@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from twell.analysis import by_word
-from twell.analysis.tokens.word_places import first_places, places_of_word, starts_of_word
+from twell.analysis.tokens.word_places import _spelling, _Words, first_places, places_of_word, starts_of_word
 from twell.workbench.run.store import Run
 
 ALL = 10**6
@@ -43,3 +43,15 @@ def test_a_place_is_the_tokens_of_the_word(run: Run, rows: pd.DataFrame) -> None
         expected = starts_of_word(run, place.word, 1).iloc[0]
         assert (place.sequence, place.position) == (expected["sequence"], expected["position"])
     assert starts_of_word(run, "", 5).empty
+
+
+def test_only_words_that_begin_like_one_that_is_sought_are_spelt_out(run: Run) -> None:
+    """All of them were, part by part, up to the last one for a word that is nowhere."""
+    rows, spelling = run.arrow("activity", ["sequence", "position", "token_id"]), _spelling(run)
+    for word in by_word(run, min_count=1).nlargest(5, "pieces")["word"]:
+        kept = _Words.of(rows, spelling, [word.encode()])
+        spelt = {kept.text[begin:end].tobytes() for begin, end in zip(kept.begins, kept.ends, strict=True)}
+        assert word.encode() in spelt
+        assert {text[:1] for text in spelt} == {word.encode()[:1]}
+        assert len(kept.begins) < rows.num_rows / 5
+    assert not len(_Words.of(rows, spelling, [b"\xef\xbf\xbd"]).begins)

@@ -17,7 +17,8 @@ from support.page_elements import markup, shades
 
 from twell.analysis.neurons.at_token import beside, first_of_layers, neurons_at, ordered
 from twell.analysis.neurons.values import in_sequence
-from twell.analysis.passage import SEEN, loudest, passage, scale
+from twell.analysis.passage import loudest, passage, scale
+from twell.analysis.tokens.highest import SEEN
 from twell.analysis.tokens.text_around import pieces
 from twell.analysis.tokens.text_search import beginnings, places_of
 from twell.app.text.passage_view import percentile_in_words

@@ -59,7 +59,7 @@ def _ranges(table: str, sizes: Sizes) -> dict[str, tuple[float, float]]:
         "neurons": (0, sizes.d_ff),
         "occupancy": (0, sizes.d_ff),
         "bin": (0, VALUE_BINS - 1),
-        "nnz": (0, sizes.layers * sizes.d_ff if table == "layers" else sizes.d_ff),
+        "nnz": (0, sizes.layers * sizes.d_ff if table in ("layers", "highest") else sizes.d_ff),
         "used": (0, sizes.d_ff),
         "tile": (1, MOST_CLASSES),
         "block": (1, MOST_CLASSES),

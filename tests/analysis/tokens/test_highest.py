@@ -1,0 +1,73 @@
+"""The greatest losses, and their quantiles, are those that DuckDB finds among all rows, and no row is held by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twell.analysis.tokens.highest import SEEN, loss_quantiles, most_surprising
+from twell.workbench.run.store import Run
+
+Columns = dict[str, Any]
+SHARES = [0.01, 0.99]
+
+
+def as_drawn(columns: Columns) -> Columns:
+    return columns
+
+
+def alike(columns: Columns) -> Columns:
+    """More losses than are listed are the greatest."""
+    columns["loss"][::9] = np.float16(30)
+    return columns
+
+
+def generated(columns: Columns) -> Columns:
+    return columns | {"phase": (columns["position"] >= 20).astype(np.uint8)}
+
+
+def out_of_order(columns: Columns) -> Columns:
+    order = np.random.default_rng(4).permutation(len(columns["token_id"]))
+    return {name: values[order] for name, values in columns.items()}
+
+
+@pytest.fixture(params=[as_drawn, alike, generated, out_of_order])
+def changed(request: pytest.FixtureRequest, made: ModuleType, tmp_path: Path) -> Run:
+    change: Callable[[Columns], Columns] = request.param
+    return made.make(tmp_path / "run", layers=2, sequences=60, change=change)
+
+
+@pytest.fixture
+def no_queries(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function from whose call on no query is answered."""
+
+    def refused(*_: Any) -> None:
+        raise AssertionError("expected no query over all rows")
+
+    return lambda: monkeypatch.setattr(Run, "sql", refused)
+
+
+@pytest.mark.parametrize("phase", [None, 0, 1])
+def test_the_most_surprising_places(changed: Run, no_queries: Callable[[], None], phase: int | None) -> None:
+    of_phase = "" if phase is None else f"where phase = {phase} "
+    expected = changed.sql(
+        "select sequence, position + 1 as position, cast(loss as double) as value from activity "
+        f"join (select sequence, min(position) as start, max(position) as final from activity {of_phase}"
+        "group by sequence) using (sequence) where loss < 1e4 and position + 1 between start and final "
+        f"order by value desc, sequence, position limit {4 * SEEN}"
+    )
+    no_queries()
+    pd.testing.assert_frame_equal(most_surprising(changed, phase), expected, check_dtype=False)
+
+
+def test_quantiles_of_losses(changed: Run, no_queries: Callable[[], None]) -> None:
+    query = f"select quantile_cont(cast(loss as double), {SHARES}) as q from activity where loss < 1e4"
+    expected = changed.sql(query)["q"][0].tolist()
+    no_queries()
+    assert loss_quantiles(changed, SHARES) == expected
