@@ -18,7 +18,7 @@ def write_small(table: pa.Table, path: Path, summary: bool = False) -> None:
     options: dict[str, Any] = {"use_dictionary": [], "column_encoding": {}}
     for field in table.schema:
         column, leaf = table.select([field.name]), leaf_path(field)
-        candidates = [{"use_dictionary": True}]
+        candidates: list[dict[str, Any]] = [{"use_dictionary": True}]
         candidates += [
             {"use_dictionary": False, "column_encoding": {leaf: name}} for name in encodings(field.type, summary)
         ]

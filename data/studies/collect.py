@@ -28,7 +28,10 @@ DROPPED = ("command", "valid")  # of a training's record: they name folders, or 
 
 def main() -> int:
     """Collect every training, and print what came out."""
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    if len(sys.argv) != 3:
+        print(__doc__)
+        return 2
+    source, target = map(Path, sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         archives = sorted(source.rglob("*.tar"))
         for path in archives:

@@ -33,7 +33,7 @@ from twell.workbench.capturing.command import capture
 from twell.workbench.options import CaptureOptions
 from twell.workbench.training.command import tf32
 from twell.workbench.training.corpus import Corpus, wrap
-from twell.workbench.training.loop import Training
+from twell.workbench.training.loop import TrainingLoop
 from twell.workbench.training.recipes import from_dict
 
 TURNS, WARM = 12, 4  # steps of each kind, in turns, and those before them
@@ -157,7 +157,7 @@ def step_times(folder: Path, ids: Path, device: torch.device) -> dict[str, Any]:
     trained = record(folder)
     train, heldout = (np.load(ids / f"{name}.npy", mmap_mode="r") for name in ("train", "heldout"))
     corpus = Corpus(wrap(Tokenizer.from_file(str(ids / "tokenizer.json"))), train, heldout, {}, trained["corpus"])
-    training = Training(from_dict(trained["recipe"], str(folder)), corpus, device, compiled=device.type == "cuda")
+    training = TrainingLoop(from_dict(trained["recipe"], str(folder)), corpus, device, compiled=device.type == "cuda")
     training.state.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)  # a tied head is not in
     training.layers.update(trained["heldout"]["nnz"])
     times: dict[str, list[float]] = {"dense": [], "sparse": []}
@@ -171,7 +171,7 @@ def step_times(folder: Path, ids: Path, device: torch.device) -> dict[str, Any]:
     return {**times, "sparse_layers": training.layers.count, "kernel": choice.kernel, "reason": choice.reason}
 
 
-def timed(training: Training, device: torch.device, context: AbstractContextManager[None]) -> float:
+def timed(training: TrainingLoop, device: torch.device, context: AbstractContextManager[None]) -> float:
     """Return the microseconds of one optimizer step in a context."""
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     with context:
