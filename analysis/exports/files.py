@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
@@ -103,6 +104,15 @@ def _plain(table: pa.Table, format: str) -> pa.Table:
             digits = [None if value is None else value.hex() for value in table.column(index).to_pylist()]
             table = table.set_column(index, field.name, pa.array(digits, pa.string()))
         elif pa.types.is_list(field.type) and format == "csv":
-            lists = [json.dumps([float(entry) for entry in row]) for row in table.column(index).to_pylist()]
-            table = table.set_column(index, field.name, pa.array(lists, pa.string()))
+            table = table.set_column(index, field.name, _lists(table.column(index)))
     return table
+
+
+def _lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return lists of numbers as JSON, whole numbers as such; NaN and infinities as Python's reader takes them."""
+    if pa.types.is_float16(column.type.value_type):  # which has no text of its own
+        column = column.cast(pa.list_(pa.float32()))
+    numbers = pc.binary_join(column.cast(pa.list_(pa.string())), ", ")
+    for arrow, python in (("nan", "NaN"), ("inf", "Infinity")):
+        numbers = pc.replace_substring(numbers, arrow, python)
+    return pc.binary_join_element_wise("[", numbers, "]", "")

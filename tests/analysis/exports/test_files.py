@@ -1,0 +1,40 @@
+"""Files that tables are written to: what a CSV holds of columns that it has no type for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from twell.analysis.exports.command import export
+from twell.analysis.exports.files import write_table
+from twell.workbench.options import ExportOptions
+
+
+def test_lists_of_a_csv_are_the_numbers_that_were_recorded(made: ModuleType, tmp_path: Path) -> None:
+    """Neurons are whole numbers, as nothing can be indexed by 12.0; half floats are written as float32."""
+    run = made.make(tmp_path / "run", sequences=4, fired=True)
+    for name in ("fired", "examples"):
+        export(ExportOptions(run=run.path, table=(name,), format="csv", out=tmp_path))
+        read, recorded = pd.read_csv(tmp_path / f"{name}.csv"), run.frame(name)
+        for column in {"neuron", "value", "window"} & {field for field in recorded if recorded[field].dtype == object}:
+            for text, numbers in zip(read[column], recorded[column], strict=True):
+                there = np.array(json.loads(text))
+                assert there.dtype.kind == numbers.dtype.kind or not len(numbers) or not (there % 1).any(), column
+                np.testing.assert_array_equal(there.astype(numbers.dtype), numbers)
+                assert column != "neuron" or "." not in text
+
+
+@pytest.mark.parametrize("type", [pa.float16(), pa.float32(), pa.float64()])
+def test_what_is_not_finite_is_spelt_as_python_reads_it(tmp_path: Path, type: pa.DataType) -> None:
+    rows = [[1.5, float("nan")], [], [float("-inf"), float("inf"), 2.0**-14]]
+    lists = pa.chunked_array([pa.array(rows[:1], pa.list_(type)), pa.array([[0.0], *rows[1:]], pa.list_(type))[1:]])
+    assert write_table([pa.table({"a": lists})], tmp_path / "a.csv", "csv") == 3
+    read = [json.loads(text) for text in pd.read_csv(tmp_path / "a.csv")["a"]]
+    for got, row in zip(read, rows, strict=True):
+        np.testing.assert_allclose(got, row, rtol=1e-6)
