@@ -17,11 +17,11 @@ from support.page_elements import markup, shades
 
 from twell.analysis.neurons.at_token import beside, first_of_layers, neurons_at, ordered
 from twell.analysis.neurons.values import in_sequence
-from twell.analysis.passage import loudest, passage, scale
+from twell.analysis.passage import Scale, loudest, passage, scale
 from twell.analysis.tokens.highest import SEEN
 from twell.analysis.tokens.text_around import pieces
 from twell.analysis.tokens.text_search import beginnings, places_of
-from twell.app.text.passage_view import percentile_in_words
+from twell.app.text.passage_view import in_unit, percentile_in_words
 from twell.app.text.search_view import FOUND, passage_name
 from twell.app.text.token_view import SHOWN
 from twell.app.ui.formatting import whole
@@ -35,6 +35,13 @@ Show = Callable[..., AppTest]
 )
 def test_only_the_largest_is_at_percentile_100(percentile: float, said: str) -> None:
     assert percentile_in_words(percentile) == said
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "said"), [("neurons", 12.0, "12"), ("nats", 1.2345, "1.23"), ("", 0.5, "0.500")]
+)
+def test_neurons_are_whole_and_other_values_have_three_digits(unit: str, value: float, said: str) -> None:
+    assert in_unit(value, Scale("what", unit, 0, 1)) == said
 
 
 def test_every_token_of_the_sequence_stands_there_in_order(show: Show, runs: Path, made_run: Run) -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from twell.analysis import speedup, timings_by_batch
 from twell.app.ui import run_cache as module
-from twell.app.ui.run_cache import cached_run, digest, open_cached
+from twell.app.ui.run_cache import LiveRun, cached_run, digest, open_cached
 from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.checks import verified
+from twell.workbench.run.part_files import LIVE
 from twell.workbench.run.store import Run, open_run
 
 
@@ -100,3 +101,16 @@ def test_what_is_held_of_a_run_does_not_grow_with_its_versions(made: ModuleType,
     del old
     gc.collect()
     assert [each() for each in held] == [None, None]
+
+
+@pytest.mark.parametrize("recorded", [0, 1])
+def test_a_run_has_the_timings_that_no_part_holds_yet(made: ModuleType, tmp_path: Path, recorded: int) -> None:
+    """While it is recorded, and no other table for their sake."""
+    run = made.make(tmp_path / "run", layers=2, sequences=4, timings=recorded)
+    timed = made.make(tmp_path / "timed", layers=2, sequences=4, timings=1)
+    pq.write_table(timed.arrow("timings"), run.path / LIVE)
+    for status, live in ((manifests.RECORDING, True), (manifests.COMPLETE, False)):
+        manifests.update(run.path, status=status)
+        now = LiveRun(run.path, open_run(run.path).manifest)
+        assert now.has("timings") == (live or bool(recorded))
+        assert now.has("activity") and not now.has("bench")

@@ -94,3 +94,20 @@ def test_code_that_has_changed_since_its_commit_is_not_called_by_it(tmp_path: Pa
     assert len(at) == 12 and commit(tmp_path) == at
     source.write_text("2")
     assert commit(tmp_path) == f"{at}+"
+
+
+def test_without_a_checkout_code_is_called_by_the_sources_of_its_kernels(tmp_path: Path) -> None:
+    """Whatever a compiler or Python reads of them, and nothing else."""
+    (tmp_path / "kernels" / "csrc").mkdir(parents=True)
+    (tmp_path / "workbench").mkdir()
+    before = commit(tmp_path)
+    for ending in ("py", "cpp", "h", "cu", "cuh"):
+        path = tmp_path / "kernels" / "csrc" / f"gate.{ending}"
+        path.write_text(f"a {ending}")
+        assert commit(tmp_path) != before, ending
+        before = commit(tmp_path)
+    for other in ("kernels/README.md", "kernels/gate.so", "workbench/cli.py"):
+        (tmp_path / other).write_text("another")
+        assert commit(tmp_path) == before, other
+    path.write_text("another")
+    assert commit(tmp_path) != before

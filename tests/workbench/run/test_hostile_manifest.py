@@ -13,6 +13,7 @@ from twell.analysis import summarize
 from twell.workbench.errors import UserError
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.run.manifest import Manifest
+from twell.workbench.run.manifest_checks import check_parts
 from twell.workbench.run.store import Run, list_runs, open_run
 from twell.workbench.run.summary_only import copy_without_activity
 from twell.workbench.run.writer import RunWriter
@@ -139,6 +140,40 @@ def test_fields_of_another_kind(run: Run, change: dict[str, Any]) -> None:
 def test_counts_that_no_run_has(run: Run, change: dict[str, Any]) -> None:
     edit(run, lambda data: (data if data.keys() >= change.keys() else data["parts"][0]).update(change))
     assert f"{next(iter(change))} from 0 to" in refusal(run)
+
+
+def of_rows(folder: Path, summary_only: bool, rows: dict[str, int]) -> None:
+    """Check a manifest of 7 tokens in 3 sequences whose parts hold so many rows."""
+    parts = [{"table": table, "rows": number} for table, number in rows.items()]
+    check_parts(folder, {"tokens": 7, "sequences": 3, "summary_only": summary_only, "parts": parts})
+
+
+@pytest.mark.parametrize(
+    ("summary_only", "rows"),
+    [
+        (False, {"activity": 7, "sequences": 3}),
+        (False, {"activity": 7}),  # of before there was such a table
+        (True, {"sequences": 3}),
+        (True, {"neurons": 5}),
+    ],
+)
+def test_rows_that_a_run_may_lack(tmp_path: Path, summary_only: bool, rows: dict[str, int]) -> None:
+    of_rows(tmp_path, summary_only, rows)
+
+
+@pytest.mark.parametrize(
+    ("summary_only", "rows", "said"),
+    [
+        (False, {"sequences": 3}, "the 7 tokens of its manifest, got 0"),
+        (False, {"activity": 6, "sequences": 3}, "the 7 tokens of its manifest, got 6"),
+        (True, {"activity": 6}, "the 7 tokens of its manifest, got 6"),
+        (False, {"activity": 7, "sequences": 4}, "the 3 sequences of its manifest, got 4"),
+        (True, {"sequences": 0}, "the 3 sequences of its manifest, got 0"),
+    ],
+)
+def test_rows_that_a_run_may_not_lack(tmp_path: Path, summary_only: bool, rows: dict[str, int], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        of_rows(tmp_path, summary_only, rows)
 
 
 def test_what_is_written_is_accepted(make_manifest: Maker, tmp_path: Path) -> None:
