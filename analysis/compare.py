@@ -173,7 +173,7 @@ def compare_layers(runs: Sequence[Run]) -> pd.DataFrame:
     first run); difference, low, high (95 %); ratio, ratio_low, ratio_high (95 %, by its logarithm); q (of the
     rows of a run with a q up to 0.05, 5 % at most are there by chance; of 20 that do not differ, one has an interval
     that leaves 0 out all the same); paired (whether both ran the same sequences). Ends and q are NaN where one group of
-    documents, or hardly more, has tokens there."""
+    documents, or hardly more, has tokens there, and where up to five differ by exactly as much."""
     return _against(runs, ["layer"])
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from twell.analysis.statistics import effective, jackknife_error, welch_degrees
+from twell.analysis.statistics import CONFIDENCE, effective, jackknife_error, welch_degrees
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.run.store import Run
 
 Means = tuple[np.ndarray, np.ndarray]  # [key], and without each replicate [key, replicate]
+ROUNDING = 1e-9  # of a difference: an error up to that share of it is none
 
 
 def replicate_totals(run: Run, keys: list[str]) -> pd.DataFrame:
@@ -50,9 +51,16 @@ def apart(a: Means, b: Means, degrees: np.ndarray, paired: bool) -> tuple[np.nda
 
     a, b: means, and the means without each replicate, as `mean_counts` returns them, or their logarithms; degrees [2,
     key]: of freedom, of each run; paired: whether the replicates of both are the same documents
+
+    Counts are whole numbers, and two or three groups may differ by exactly as much by chance: without an error, t would
+    be beyond doubt. What is left is that all have one sign, which chance does once in 2^degrees cases. Where that is
+    too often the error is NaN.
     """
     difference = b[0] - a[0]
     if paired:
-        return difference, jackknife_error(difference, (b[1] - a[1]).T), degrees.min(axis=0)
-    errors = np.stack([jackknife_error(mean, without.T) for mean, without in (a, b)])
-    return difference, np.hypot(*errors), welch_degrees(errors, degrees)
+        error, freedom = jackknife_error(difference, (b[1] - a[1]).T), degrees.min(axis=0)
+    else:
+        errors = np.stack([jackknife_error(mean, without.T) for mean, without in (a, b)])
+        error, freedom = np.hypot(*errors), welch_degrees(errors, degrees)
+    alike = (difference != 0) & (error <= ROUNDING * np.abs(difference))
+    return difference, np.where(alike & (2.0**-freedom > 1 - CONFIDENCE), np.nan, error), freedom

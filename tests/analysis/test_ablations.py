@@ -183,6 +183,9 @@ def test_a_budget_goes_to_the_cheapest_layers(budget: float) -> None:
     assert tuple(chosen.values()) in mixtures
     assert sum(chosen.values()) >= max(map(sum, mixtures)) - 0.25
     assert chosen[2] >= 0.5  # what lowers the loss goes first
+    assert allocate({0: [(0.25, 0.25), (0.5, 0.5)]}, 0.5) == {0: 0.5}, (
+        "a step counts with what it adds; up to the budget"
+    )
     if budget == 0.2:
         assert set(chosen.values()) == {0.75}
     if budget == 0.012:
@@ -192,6 +195,7 @@ def test_a_budget_goes_to_the_cheapest_layers(budget: float) -> None:
 def test_an_allocation_says_what_it_costs_together(small: Run) -> None:
     assert small.layers == 4
     shares = {0: 0.5, 1: 0.25, 2: 0.25, 3: 0.5}
+    added(small, 7, condition="smallest:0.5", kind="smallest", share=0.5)  # of all layers at once: none of a single one
     for number, (layer, share) in enumerate(shares.items()):
         run = added(small, number, condition=f"smallest:{share}@{layer}", kind="smallest", share=share, layer=layer)
     with pytest.raises(Missing, match="run together: measure them with `twell ablate"):

@@ -171,8 +171,13 @@ def test_activation_and_little_l1(trained: Trained) -> None:
     assert result.verdict == UNTOLD and "+1.00 %" in result.says
     assert answer(across.little_l1_is_free, relu, trained("little", loss=4.06, l1=3e-5)).verdict == IN_PART
     assert answer(across.little_l1_is_free, relu, trained("dear", loss=4.2, l1=3e-5)).verdict == FAILS
+    little, lost = trained("least", loss=4.05, l1=1e-5), trained("lost", loss=np.nan, l1=3e-5)
+    for runs in ((little, lost), (lost, little)):  # a training that diverged is not passed over, wherever it stands
+        assert answer(across.little_l1_is_free, relu, *runs).verdict == FAILS
     with pytest.raises(Missing, match="l1 = 0"):
         answer(across.little_l1_is_free, trained("much", l1=1e-3), relu)
+    with pytest.raises(Missing, match="l1 = 0"):
+        answer(across.little_l1_is_free, trained("other", loss=np.nan, l1=0.0), little)
 
 
 def test_a_training_without_held_out_text_is_compared_by_its_training_loss(
