@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,8 +46,12 @@ def test_speedup(run: Run) -> None:
 
 
 def test_rows_that_layers_were_timed_on(made: ModuleType, tmp_path: Path) -> None:
-    """In batches that timed both; times are scaled where they differ."""
-    run = made.make(tmp_path / "one", sequences=10, parts=1, neurons=False)
+    """In batches that timed both, the first layer's too; times are scaled where they differ."""
+
+    def longer(table: dict[str, Any]) -> dict[str, Any]:
+        return table | {"tokens": np.where(table["layer"] == 0, 2 * table["tokens"], table["tokens"])}
+
+    run = made.make(tmp_path / "one", sequences=10, parts=1, neurons=False, change_timings=longer)
     rows = run.frame("timings")
     timed = {op: set(of["tokens"]) for op, of in rows[rows["layer"] >= 0].groupby("op")}
     assert rows_timed(run) == {op: (min(timed[op]), max(timed[op])) for op in ("ffn_dense", "ffn_sparse")}

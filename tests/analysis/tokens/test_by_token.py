@@ -187,7 +187,8 @@ def test_a_layer_where_every_token_fires_alike(made: ModuleType, tmp_path: Path)
     """It has no spread to measure by: z leaves it out, and its rank correlation is empty."""
 
     def level(columns: dict[str, Any]) -> dict[str, Any]:
-        return {**columns, "nnz_01": np.full_like(columns["nnz_01"], 7)}
+        seldom = columns["nnz_02"] % 2  # a spread under one neuron is one
+        return {**columns, "nnz_01": np.full_like(columns["nnz_01"], 7), "nnz_02": seldom}
 
     run = made.make(tmp_path / "level", sequences=40, parts=1, layers=3, change=level)
     rows = run.activity(flagged=False)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from twell.analysis.tokens import highest
 from twell.analysis.tokens.highest import SEEN, loss_quantiles, most_surprising
 from twell.workbench.run.store import Run
 
@@ -71,3 +72,22 @@ def test_quantiles_of_losses(changed: Run, no_queries: Callable[[], None]) -> No
     expected = changed.sql(query)["q"][0].tolist()
     no_queries()
     assert loss_quantiles(changed, SHARES) == expected
+
+
+def test_summaries_that_are_replaced_as_they_are_read_are_not_used(
+    made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a run that is being recorded: they may be of more parts than the run was opened with."""
+    run = made.make(tmp_path / "run", layers=2, sequences=20)
+    expected = highest.fullest_tokens(run, 0)
+
+    class Newer:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def frame(self, *_: Any, **__: Any) -> pd.DataFrame:
+            return pd.DataFrame({"sequence": [99], "position": [1], "token_id": [1], "phase": [0], "nnz": [10**6]})
+
+    states = iter([True, False])
+    monkeypatch.setattr(highest, "Summaries", Newer)
+    monkeypatch.setattr(highest, "_summarised", lambda _: next(states))
+    pd.testing.assert_frame_equal(highest.fullest_tokens(run, 0), expected, check_dtype=False)

@@ -45,3 +45,13 @@ def test_a_count_above_a_threshold_has_nothing_to_time(run_with: Callable[..., R
     with pytest.raises(Missing, match="the model runs densely") as said:
         run.files("timings")
     assert "--timings" not in str(said.value)
+
+
+def test_a_table_is_missing_for_the_reason_of_its_own(run_with: Callable[..., Run]) -> None:
+    """A run that keeps its rows is not called summary-only, and only the table that lost a part is called damaged."""
+    lost = {"file": "timings/part-00000.parquet", "reason": "is damaged", "tokens": 0, "sequences": 0}
+    run = run_with(left_out=[lost])
+    for table, reasons in (("timings", [True, False]), ("fired", [False, False])):
+        with pytest.raises(Missing) as said:
+            run.files(table)
+        assert [words in str(said.value) for words in ("without its damaged parts", "summary-only")] == reasons
