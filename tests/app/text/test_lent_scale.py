@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 from support.page_elements import markup, shades
 
-from twell.analysis.passage import passage, scale
+from twell.analysis.passage import passage, percentiles, scale
 from twell.app.text.passage_view import opacity
 from twell.app.ui.formatting import whole
 from twell.workbench.run import manifest as manifests
@@ -68,3 +69,16 @@ def test_only_a_longer_run_of_the_same_weights_lends(show: Show, lending: Path) 
     for run in ("long", "short"):  # of a time before manifests named the weights
         manifests.update(lending / run, model={**open_run(lending / run).manifest.model, "weights": None})
     assert lenders(show(lending, "text", run="short")) == []
+
+
+def test_tokens_that_are_not_counted_have_no_say_in_scales(made: ModuleType, tmp_path: Path) -> None:
+    """The first of each sequence, here one of twenty, fires most by far."""
+
+    def loud(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {"nnz_00": np.where(columns["flags"] > 0, 60, columns["nnz_00"] % 40).astype(np.uint16)}
+
+    run = made.make(tmp_path / "run", layers=1, sequences=30, length=20, parts=1, change=loud)
+    counted = np.sort(run.activity(flagged=False)["nnz_00"])
+    assert scale(run, "L0").high == scale(run, "all").high == counted[int(np.ceil(0.99 * len(counted))) - 1] < 60
+    values, shares = percentiles(run)
+    assert (values[-1], shares[-1]) == (counted.max(), 100)

@@ -31,7 +31,7 @@ def made_rows(generator: torch.Generator, sequences: int, length: int, device: s
     n = sequences * length
     counted = torch.rand(n, generator=generator) < 0.9
     eligible = counted & (torch.rand(n, generator=generator) < 0.8)
-    sequence = torch.arange(sequences).repeat_interleave(length).int() + 5
+    sequence = torch.arange(sequences).repeat_interleave(length).int() * 2  # from 0 on
     position, lengths = torch.arange(length).repeat(sequences).int(), torch.full((n,), length, dtype=torch.int32)
     columns = (counted.to(torch.uint8), eligible.to(torch.uint8), sequence, position, lengths)
     return RowMetadata(*(column.to(device) for column in columns))
@@ -96,7 +96,7 @@ def test_what_is_kept() -> None:
         of_neuron = frame["neuron"] == neuron
         top = row[np.argsort(-value, kind="stable")[:k]]
         ours = of_neuron & (frame["kind"] == "top")
-        assert ((frame["sequence"][ours] - 5) * LENGTH + frame["position"][ours]).tolist() == top.tolist()
+        assert ((frame["sequence"][ours] // 2) * LENGTH + frame["position"][ours]).tolist() == top.tolist()
         sample = of_neuron & (frame["kind"] == "sample")
         held = np.floor(np.log2(frame["value"][sample])).clip(-9, 6)
         bands, counts = np.unique(np.floor(np.log2(value)).clip(-9, 6), return_counts=True)
@@ -105,7 +105,7 @@ def test_what_is_kept() -> None:
         for share, count in zip(shares, counts, strict=True):  # as even as the bands allow
             assert share == count or share >= max(shares) - 1
         for index in np.flatnonzero(sample):
-            place = frame["sequence"][index] - 5, frame["position"][index]
+            place = frame["sequence"][index] // 2, frame["position"][index]
             np.testing.assert_array_equal(windows[index], padded[place[0], place[1] : place[1] + WINDOW, neuron])
 
 
