@@ -19,7 +19,8 @@ from twell.workbench.options import DemoOptions
 from twell.workbench.run.manifest import Manifest
 
 pytest_plugins = ["support.processes", "support.browsers"]
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="twell-state-")  # tests leave the user's own alone
+STATE = tempfile.TemporaryDirectory(prefix="twell-state-")  # tests leave the user's own alone; removed as Python ends
+os.environ["XDG_STATE_HOME"] = STATE.name
 os.environ.setdefault("GOMP_SPINCOUNT", cli.SPIN)  # as on the command line; read once, by what comes with torch
 gc.disable()  # until all is imported: what is imported stays
 

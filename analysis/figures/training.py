@@ -20,14 +20,17 @@ FEWEST = 0.1  # nnz: the bottom of the colour scale, where a layer fires next to
 
 
 def loss_curves(steps: pd.DataFrame) -> go.Figure:
-    """Return two panels over the steps: the loss in training and on held-out text, and the L1 term of the objective.
+    """Return panels over the steps: the loss in training and on held-out text, and the L1 term of the objective.
 
-    A dashed line is the loss of the model that the training goes on from, where it does.
+    A log without an L1 term has no panel of it. A dashed line is the loss of the model that the training goes on from,
+    where it does.
 
     Args:
         steps: the rows of `analysis.training_steps`.
     """
-    figure = make_subplots(rows=1, cols=2, column_widths=[0.62, 0.38], horizontal_spacing=0.08)
+    term = steps["l1"] * steps["l1_coefficient"].astype(float)
+    widths = [0.62, 0.38] if term.notna().any() else [1.0]
+    figure = make_subplots(rows=1, cols=len(widths), column_widths=widths, horizontal_spacing=0.08)
     _line(figure, 1, steps["step"], steps["loss"], BLUE, "training", "nats")
     heldout = steps[steps["heldout_loss"].notna()]
     figure.add_scatter(
@@ -50,13 +53,14 @@ def loss_curves(steps: pd.DataFrame) -> go.Figure:
             row=1,
             col=1,
         )
-    term = steps["l1"] * steps["l1_coefficient"].astype(float)
-    _line(figure, 2, steps["step"], term, GREY, "L1 term", "added to the loss")
+    if len(widths) == 2:
+        _line(figure, 2, steps["step"], term, GREY, "L1 term", "added to the loss")
     finish(figure, 300, top=36)
     _name_steps(figure, steps["step"])
     figure.update_yaxes(title="nats a token", col=1)
     titles = ("loss, ● held-out" + ("" if origin is None else ", – – the original"), "L1 term × its coefficient")
-    figure.update_layout(annotations=[panel_title(name, column) for column, name in enumerate(titles, start=1)])
+    titled = enumerate(titles[: len(widths)], start=1)
+    figure.update_layout(annotations=[panel_title(name, column) for column, name in titled])
     return figure
 
 

@@ -23,6 +23,7 @@ from importlib import resources
 from pathlib import Path
 
 from twell.workbench.errors import UserError
+from twell.workbench.run.homes.model_home import model_home
 from twell.workbench.run.store import Run
 
 BUNDLED = "demo-model"
@@ -158,8 +159,8 @@ def model_of(run: Run) -> tuple[str, str | None] | None:
     bundled = Path(str(resources.files("twell.data") / BUNDLED))
     if name == BUNDLED and _has_shape_of(bundled, run):
         return str(bundled), None
-    if (Path(source) / "config.json").is_file():
-        return str(Path(source).resolve()), None
+    if folder := model_home(run.manifest):
+        return folder, None
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface")) / "hub")
     if source.count("/") == 1 and (cache.expanduser() / f"models--{source.replace('/', '--')}").is_dir():
         return source, revision

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import shlex
+
 import pandas as pd
 import streamlit as st
 
@@ -83,10 +86,11 @@ def _line_to_reach(steps: pd.DataFrame) -> str:
 def losses(run: Run) -> None:
     """Draw the loss and the L1 term over the steps."""
     steps = fetch(run, analysis.training_steps)
+    term = "; the L1 term is what the objective adds to it" if steps["l1"].notna().any() else ""
     widgets.heading(
         "Loss",
-        "Cross-entropy of the training tokens, means over the steps between two rows of the log; the L1 term is what "
-        f"the objective adds to it.{_line_to_reach(steps)}",
+        f"Cross-entropy of the training tokens, means over the steps between two rows of the log{term}."
+        f"{_line_to_reach(steps)}",
         query(run, analysis.training_steps),
     )
     widgets.draw(built_once(loss_curves, steps), "losses", "Loss and L1 term by step", wide=True)
@@ -159,7 +163,9 @@ with widgets.show_errors():
     headline(current_run())
     for draw in (losses, maps, since, speed):
         draw(current_run())
+    folder = current_run().path
+    model = html.escape(shlex.quote(str(folder))) if (folder / "config.json").is_file() else "FOLDER"
     st.html(
         '<p class="tw-note">The saved model can be captured on any text: '
-        "<code>twell capture FOLDER --text SOURCE --out runs/NAME</code>.</p>"
+        f"<code>twell capture {model} --text SOURCE --out runs/NAME</code>.</p>"
     )

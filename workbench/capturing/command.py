@@ -32,11 +32,11 @@ from twell.workbench.capturing.resume import ResumePoint, new_manifest
 from twell.workbench.errors import UserError
 from twell.workbench.interrupt import Interrupt
 from twell.workbench.models.load import LoadedModel, load
-from twell.workbench.models.remembered import remember
 from twell.workbench.option_fields import check_bounds
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.checks.uncounted import counts_no_token, no_counted_token, nonfinite_note
 from twell.workbench.run.checks.unfinished import refuse_unfinished
+from twell.workbench.run.homes.model_home import remember
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.run.writer import RunWriter, refuse_existing

@@ -211,7 +211,13 @@ class Bar:
         if not self._total or self._before is None or self._done <= self._before or seconds <= 0:
             return ""
         left = max(0, self._total - self._done) * seconds / (self._done - self._before)
-        return f"about {left:,.0f} s left, "
+        return f"{time_left(left)}, "
+
+
+def time_left(seconds: float) -> str:
+    """Return in words how long something still takes, in seconds, or in hours or days where those would be many."""
+    size, unit = next((one for one in ((86_400, "days"), (3600, "hours")) if seconds >= 2 * one[0]), (1, "s"))
+    return f"about {max(0.0, seconds) / size:,.0f} {unit} left"
 
 
 class _Rate(ProgressColumn):

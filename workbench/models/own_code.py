@@ -26,8 +26,8 @@ from twell.workbench.errors import UserError
 from twell.workbench.models import threshold_ffn, weights
 from twell.workbench.models.checkpoint import Checkpoint, find, fingerprint, understood
 from twell.workbench.models.families import FAMILIES, PLAIN
-from twell.workbench.models.remembered import recall
 from twell.workbench.models.sizes import decoder_layers, own_sizes
+from twell.workbench.run.homes.model_home import model_home
 from twell.workbench.run.store import Run
 
 
@@ -175,19 +175,15 @@ def where_of(run: Run, given: str | None) -> tuple[str, str | None]:
     given: the folder that the caller names, if any. Raises UserError where this machine remembers none.
     """
     manifest = run.manifest
-    name = given or str(manifest.model["name"])
+    name, revision = str(manifest.model["name"]), manifest.model["revision"]
     packaged = Path(str(files("twell.data"))) / name
-    if not given and not Path(name).is_dir() and packaged.is_dir():
-        name = str(packaged)
-    elif not given and not Path(name).is_dir() and manifest.model.get("revision") is None:  # no model of the hub
-        folder = recall(str(manifest.model.get("weights", "")))
-        if folder is None:
-            raise UserError(
-                f"Expected to find the model {name} that {run.path} was recorded with, but this machine remembers no "
-                "folder with its weights: give it by --model."
-            )
-        name = folder
-    return name, manifest.model["revision"] if not Path(name).is_dir() else None
+    place = given or model_home(manifest) or (str(packaged) if packaged.is_dir() else name)
+    if not given and revision is None and not Path(place).is_dir():  # no model of the hub
+        raise UserError(
+            f"Expected to find the model {name} that {run.path} was recorded with, but this machine remembers no "
+            "folder with its weights: give it by --model."
+        )
+    return place, revision if not Path(place).is_dir() else None
 
 
 def refuse_other_weights(run: Run, weights: str, name: str) -> None:

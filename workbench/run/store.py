@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from twell.workbench.errors import Missing, UserError, path_of, usable, utf8
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.checks import left_out, queries
-from twell.workbench.run.checks.summary_home import summary_home
+from twell.workbench.run.homes.summary_home import summary_home
 from twell.workbench.run.manifest import Manifest
 from twell.workbench.run.part_files import open_part, read_part, unreadable_part, with_newer_columns
 from twell.workbench.run.schema import SUMMARIES, TABLES, nnz_columns

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from twell.kernels.dispatch import Choice
 from twell.kernels.layout import Layout
 from twell.workbench import doctor
+from twell.workbench.capturing.progress import time_left
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import Manifest
 from twell.workbench.run.rank_share import RankShare
@@ -132,7 +133,7 @@ class Display:
             left = 60 * self._recipe.minutes - seconds
         text = f"step {step:,}{'' if total is None else f' of {total:,}'}"
         if left is not None:  # before the rest, which a narrow terminal cuts
-            text += f" · about {max(0.0, left):,.0f} s left"
+            text += f" · {time_left(left)}"
         text += f"{self._row} · {self._recipe.step_tokens / pace:,.0f} tokens/s"
         if self._bar is not None:
             self._bar.update(self._task, description=text, completed=step, total=total)
@@ -146,8 +147,8 @@ class Display:
         self._row = f" · loss {row['loss']:.3f} · nnz {nnz:.1f} · rate {row['rate']:.1e}"
         if row.get("heldout_loss") is not None:
             speed = f" · {row['tokens_per_second']:,.0f} tokens/s"
-            text = f"step {row['step']}{self._row}{speed} · held-out {row['heldout_loss']:.3f} · {row['seconds']:.0f} s"
-            self._say(f"{text} · of {row['total_steps']} steps")
+            text = f"step {row['step']:,}{self._row}{speed} · held-out {row['heldout_loss']:.3f}"
+            self._say(f"{text} · {row['seconds']:,.0f} s · of {row['total_steps']:,} steps")
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, soft_wrap=True)

@@ -51,7 +51,8 @@ class TwellCallback(TrainerCallback):
 
     every: count one step in so many, and the last before a log if none was counted since the log before
     prefix: before the names in the logs
-    out: a folder for a run with the table `training`, which the dashboard shows while it grows; default: none. It must
+    out: a folder for a run with the table `training`, which the dashboard shows while it grows; default: none. The loss
+    of an evaluation stands in the row of its step, or in the one before where no log is due then. The folder must
     be new or empty, or hold the run of the training that is resumed, else UserError as it begins. Of several processes
     the first one writes it, and each counts its own tokens alone
     ffns, threshold: as in `watch`
@@ -158,8 +159,13 @@ class TwellCallback(TrainerCallback):
             self.watch.tracker.adds_tokens = False
             self._stepped = time.monotonic()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Leave an evaluation out of the speed of training."""
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **_: Any
+    ) -> None:
+        """Leave an evaluation out of the speed of training, and add its loss to the run's last row."""
+        loss = (metrics or {}).get("eval_loss")
+        if self._log is not None and self._log.rows and loss is not None:
+            self._log.rows[-1]["heldout_loss"] = float(loss)
         if self.watch is not None:
             before, self._stepped = self._stepped, time.monotonic()  # several may follow one step
             self._evaluating += self._stepped - before

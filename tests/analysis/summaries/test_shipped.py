@@ -15,7 +15,7 @@ import pytest
 
 from twell.analysis import by_layer, by_token, ensure
 from twell.analysis.summaries.built import read_built
-from twell.workbench.run.checks import summary_home
+from twell.workbench.run.homes import summary_home
 from twell.workbench.run.part_files import checksum
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run, list_runs, open_run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -54,3 +55,18 @@ def test_what_only_the_model_tells_is_said(show: Show, orphan: Run, page: str, a
     assert not test.exception
     assert GONE in notices(test) + markup(test)
     assert not [switch for switch in test.toggle if "near" in switch.label]
+
+
+def test_a_relative_path_is_found_from_another_folder(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (text := tmp_path / "text.txt").write_text("A lichen lives here, and grows on stone. " * 9)
+    save_model(tmp_path / "models" / "mine")
+    monkeypatch.chdir(tmp_path)
+    run_capture(Path("models/mine"), tmp_path / "runs" / "typed", (str(text),))
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    test = show(tmp_path / "runs", "matters", run="typed")
+    assert not test.exception
+    assert GONE not in markup(test)
+    assert "Measure it on this run's tokens, with its model:" in markup(test)

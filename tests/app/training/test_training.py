@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,21 @@ def test_one_that_goes_on_is_shown_as_far_as_it_is(folder: Path, show: Callable[
     assert "recording" in body
     assert "tokens so far" not in body
     assert len(test.get("plotly_chart")) == 5
+
+
+def test_a_log_without_an_l1_term_has_no_panel_of_it(folder: Path) -> None:
+    """As that of a `Trainer`, whose objective has none that is known."""
+    steps = training_steps(open_run(folder / "done"))
+    both, alone = loss_curves(steps), loss_curves(steps.assign(l1=np.nan))
+    assert [len(figure.layout.annotations) for figure in (both, alone)] == [2, 1]
+    assert {trace.xaxis for trace in alone.data} == {"x"}
+
+
+def test_the_command_that_captures_its_model_is_told(folder: Path, show: Callable[..., AppTest]) -> None:
+    make_training(run := folder / "one more")
+    assert "twell capture FOLDER" in text(show(folder, "training", run="one more"))
+    (run / "config.json").write_text("{}")
+    assert f"twell capture '{run}' --text" in html.unescape(text(show(folder, "training", run="one more")))
 
 
 @pytest.mark.parametrize("page", ["overview", "layers", "kernels"])

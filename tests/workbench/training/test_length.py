@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from twell.workbench.capturing.progress import time_left
 from twell.workbench.options import TrainOptions
 from twell.workbench.run.store import open_run
 from twell.workbench.training import log as logs
@@ -157,3 +158,11 @@ def test_a_stopped_training_keeps_its_last_step(
     assert f"Continuing {given.out} from step 13." in capsys.readouterr().out
     assert steps_of(given.out) == sorted({*steps_of(whole), 13})
     assert (given.out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(-1, "0 s"), (7199, "7,199 s"), (7200, "2 hours"), (172_799, "48 hours"), (844_368, "10 days")],
+)
+def test_what_is_left_is_told_in_a_unit_that_fits(seconds: float, said: str) -> None:
+    assert time_left(seconds) == f"about {said} left"

@@ -110,6 +110,8 @@ def test_its_numbers(
     assert steps["tokens"].tolist() == [48, 96, 144]  # of 12 each; the evaluation after step 3 is no training
     assert steps["tokens_per_second"][1] > 48 / SLOW
     np.testing.assert_allclose(steps["loss"], [logs["loss"] for logs in logged])
+    after_3, after_6 = (logs["eval_loss"] for logs in reporter.logs if "eval_loss" in logs)
+    np.testing.assert_allclose(steps["heldout_loss"].astype(float), [after_3, np.nan, after_6])
     np.testing.assert_allclose(
         layers["nnz"][layers["step"] == 6], [logged[-1][f"twell/nnz/layer_{n:02}"] for n in range(3)]
     )

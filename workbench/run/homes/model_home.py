@@ -1,14 +1,17 @@
-"""Remember on this machine where a model lay, so that a later command finds it by its weights.
+"""Tell where the model of a run lies on this machine: every command and every page finds it by the same rule.
 
 The idea: a run's manifest names a model and the checksum of its weights, and no path, because runs travel. The path is
 kept in the user's own folder for state ($XDG_STATE_HOME, or ~/.local/state), one small file for each set of weights.
-Nothing depends on it: where it cannot be written or read, a command asks for --model.
+Nothing depends on it: where it cannot be written or read, a folder of the model's name is looked for in the folder that
+the command was given in, and else a command asks for --model.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from twell.workbench.run.manifest import Manifest
 
 
 def state_folder() -> Path:
@@ -41,3 +44,10 @@ def recall(weights: str) -> str | None:
         return folder if Path(folder).is_dir() else None
     except (OSError, RuntimeError, UnicodeError):
         return None
+
+
+def model_home(manifest: Manifest) -> str | None:
+    """Return the folder of the model that a run was recorded with, None where this machine knows of none."""
+    folder = recall(str(manifest.model.get("weights", "")))
+    named = Path(str(manifest.options.get("model", manifest.model["name"])))
+    return folder or (str(named.resolve()) if (named / "config.json").is_file() else None)
