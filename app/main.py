@@ -7,6 +7,8 @@ but with Streamlit's own protections only: it answers to every host name, withou
 from __future__ import annotations
 
 import html
+from functools import partial
+from urllib.parse import unquote, urlsplit
 
 import streamlit as st
 
@@ -48,6 +50,18 @@ def to_front() -> None:
     url_state.open_page(FRONT, **st.query_params)
 
 
+def stray_pages() -> list[st.Page]:
+    """Return a page that says so for the address, where it names a page that is not there.
+
+    Streamlit would say so in its own words, in a box over the front page. The last such page stays for the Back button.
+    """
+    name = unquote(urlsplit(st.context.url or "").path.rpartition("/")[2]).strip()
+    if name not in ("", "front", *PAGES):
+        st.session_state["stray"] = name
+    stray = st.session_state.get("stray")
+    return [st.Page(partial(empty_states.no_page, stray), title="No such page", url_path=stray)] if stray else []
+
+
 def main() -> None:
     """Draw the frame around every page, then the page."""
     st.set_page_config(page_title="TwELL workbench", page_icon=ICON, layout="wide", menu_items={"About": theme.ABOUT})
@@ -57,7 +71,8 @@ def main() -> None:
         for name, page in PAGES.items()
     }
     by_name = st.Page(to_front, title=PAGES[FRONT].title, url_path=FRONT)
-    page = st.navigation([*pages.values(), by_name], position="hidden")
+    strays = stray_pages()
+    page = st.navigation([*pages.values(), by_name, *strays], position="hidden")
     st.set_page_config(page_title=f"{page.title} – TwELL workbench")  # tabs and the browser's history tell pages apart
     catalog = find_runs()
     if not catalog.runs and not catalog.broken:
@@ -66,6 +81,9 @@ def main() -> None:
     url_state.enter_page(page.url_path)
     name = chosen_run(catalog)
     navigation.draw_bar(catalog, pages, name)
+    if page in strays:
+        page.run()
+        return
     if name not in catalog.runs:
         empty_states.not_found(catalog, name)
         return

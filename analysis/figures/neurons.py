@@ -15,6 +15,7 @@ from twell.analysis.neurons.value_histogram import BEGINS
 from twell.workbench.run.store import Run
 
 CURVE_POINTS = 600
+MOST_TICKS = 12  # bins from which every second label is left out: on a phone they would lie on one another
 MIN_HISTOGRAM = 40  # values; fewer are drawn one by one
 
 
@@ -170,7 +171,8 @@ def value_bars(frame: pd.DataFrame, mean: float, largest: float) -> go.Figure:
     )
     finish(figure, 256, top=42)
     mark_values(figure, {"mean": (mean, bin_place(mean)), "largest": (largest, bin_place(largest))})
-    ticks = np.arange(place.min() // 2 * 2, place.max() + 2, 2)
+    first, last = place.min() // 2 * 2, place.max() + 2
+    ticks = np.arange(first, last, 2 if last - first < MOST_TICKS else 4)  # a doubling, or two
     labels = [number(2.0 ** (tick // 2 - 9)) if tick else "0" for tick in ticks]
     figure.update_xaxes(title="value where it fires", tickvals=ticks, ticktext=labels, tickangle=0)
     figure.update_yaxes(title="firings")

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -122,7 +123,7 @@ class WorkerProcess:
         """Start the process in the background if there is none, as somebody is about to ask."""
 
         def start() -> None:
-            with self._asking:
+            with self._asking, suppress(UserError, OSError):  # whoever asks is told; a stopped reading ends it, too
                 if self.process is None or self.process.poll() is not None:
                     self._start()
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twell.app.server import bar, pictures
+from twell.app.server import bar, base, pictures
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -62,15 +62,15 @@ for (const kind of ["pointerover", "focusin"]) addEventListener(kind, (event) =>
   if (link) link.setAttribute("href", "./" + link.getAttribute("href"));
 });
 """
-# in blocks: their names are their own
+DEFERRED = {NAME: SCRIPT, pictures.NAME: pictures.SCRIPT, bar.NAME: bar.SCRIPT}
 SCRIPTS = {
-    name: f"{{{text}}}" for name, text in ((NAME, SCRIPT), (pictures.NAME, pictures.SCRIPT), (bar.NAME, bar.SCRIPT))
-}
-_TAGS = "".join(f'<script src="./{name}" defer></script>' for name in SCRIPTS).encode()
+    name: f"{{{text}}}" for name, text in {base.NAME: base.SCRIPT, **DEFERRED}.items()
+}  # names in a block are its own
+_TAGS = "".join(f'<script src="./{name}"{" defer" * (name in DEFERRED)}></script>' for name in SCRIPTS).encode()
 
 
 class Linked:
-    """ASGI middleware: serve this script and those of pictures and of the bar, and name all in each page."""
+    """ASGI middleware: serve this script and those of the other modules, and name all in each page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -82,7 +82,7 @@ class Linked:
             headers = [(b"content-type", b"text/javascript; charset=utf-8"), (b"cache-control", b"no-cache")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": script.encode()})
-        elif scope["type"] == "http" and _wants_page(scope):
+        elif base.wants_page(scope):
             plain = [pair for pair in scope["headers"] if pair[0].lower() != b"accept-encoding"]
             await self.app({**scope, "headers": plain}, receive, _ScriptInjector(send))
         else:
@@ -115,10 +115,6 @@ class _ScriptInjector:
         headers.append((b"content-length", str(len(body)).encode()))
         await self.send({**self.start, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
-
-
-def _wants_page(scope: Scope) -> bool:
-    return any(name.lower() == b"accept" and b"text/html" in value for name, value in scope["headers"])
 
 
 def _is_html(message: Message) -> bool:

@@ -65,7 +65,10 @@ class Announced:
                 message = {**message, "headers": [*message["headers"], *self.header]}
             await send(message)
 
-        await self.app(scope, receive, announce if scope["type"] == "http" else send)
+        # A file that is not there, which lies deeper than a page, is answered with the page, too. A browser told of it
+        # would look there for the scripts, and so on, without end.
+        may_be_page = scope["type"] == "http" and scope["path"].count("/") == 1
+        await self.app(scope, receive, announce if may_be_page else send)
 
 
 def _is_page(message: Message) -> bool:

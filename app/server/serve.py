@@ -2,8 +2,8 @@
 
 Before it answers, it imports what the pages need, so that the first visitor does not wait for that: about a second. It
 announces to the browser the scripts that draw a page's elements (`preload`), has links between pages followed in place
-(`links`), answers only requests that name its own address (`guard`), and has the runs of a session take turns at what
-they share (`session_lock`).
+(`links`), answers only requests that name its own address (`guard`), keeps pages in one folder (`base`), and has the
+runs of a session take turns at what they share (`session_lock`).
 
 Streamlit collects garbage after every run of a page and every look at a growing run. With the libraries among the
 objects that are searched, that takes 0.1 s each time, so they are exempted once they are loaded.
@@ -56,6 +56,7 @@ def main(runs: str, settings: str, *flags: str) -> None:
     import streamlit as st
     from starlette.middleware import Middleware
 
+    from twell.app.server.base import InOneFolder
     from twell.app.server.guard import Guard, content_policy
     from twell.app.server.links import Linked
     from twell.app.server.preload import Announced, scripts
@@ -65,7 +66,8 @@ def main(runs: str, settings: str, *flags: str) -> None:
     sys.argv = [str(MAIN), runs, *flags]  # where the pages look for the folder of runs
     config = json.loads(settings)
     guard = Middleware(Guard, host=config["server.address"], policy=content_policy())
-    app = st.App(MAIN, middleware=[guard, Middleware(Announced, scripts=scripts()), Middleware(Linked)])
+    announced = Middleware(Announced, scripts=scripts())
+    app = st.App(MAIN, middleware=[guard, Middleware(InOneFolder), announced, Middleware(Linked)])
     with suppress(KeyboardInterrupt):  # Ctrl-C, once the server has ended
         app.run(config=config)
 

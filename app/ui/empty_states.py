@@ -1,4 +1,4 @@
-"""The pages without a run: none is there, none has the name in the address, or one cannot be read."""
+"""The pages without a run: none is there, none has the name in the address, or one cannot be read; and no such page."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ def no_runs(catalog: RunCatalog) -> None:
         <p>This page shows the run as soon as it begins.</p></div>"""
     )
     _wait_for_run()
+
+
+def no_page(name: str) -> None:
+    """Draw the page of an address that names a page which is not there."""
+    st.html(
+        f"""<div class="tw-empty"><h1 class="tw-title">There is no such page</h1>
+        <p>The dashboard has no page <b>{html.escape(name)}</b>. Choose one above.</p></div>"""
+    )
 
 
 def not_found(catalog: RunCatalog, name: str) -> None:

@@ -56,6 +56,7 @@ CSS = """<style>
 [data-testid="stHeader"] { position: absolute; top: .1rem; right: 0; left: auto; width: auto; background: transparent; }
 [data-testid="stHeader"], [data-testid="stHeader"] div { pointer-events: none; }
 [data-testid="stHeader"] :is(button, button *, a) { pointer-events: auto; }
+[data-testid="stStatusWidget"] { display: none; } /* its Stop would lie on the run chooser; pages have their own */
 [data-testid="stPageLink"] a { padding-left: 0; }
 .stElementContainer:not(.st-key-nav *) > [data-testid="stPageLink"] a p { color: var(--tw-link); font-weight: 600; }
 /* the bar stays in sight; what a key or a link goes to stops below it */

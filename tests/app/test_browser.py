@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from support.browser_pages import wait_until
 
 MAIN = "document.querySelector('[data-testid=stMain]')"
@@ -132,3 +134,33 @@ def test_the_front_page_is_found_under_its_name_too(watched: Any) -> None:
     watched.page.wait_for_url("**/?run=made")
     assert watched.page.get_by_text("Page not found").count() == 0
     watched.check()
+
+
+@pytest.mark.parametrize(("path", "name"), [("nothing", "nothing"), ("a%20<b>page", "a <b>page"), ("a/b/", "b")])
+def test_an_address_of_no_page_says_so_and_the_bar_leads_on(watched: Any, path: str, name: str) -> None:
+    page = watched.page
+    watched.open(f"/{path}?run=made", ".tw-empty")
+    assert f"no page {name}." in page.locator(".tw-empty").inner_text()
+    assert page.get_by_role("dialog").count() == 0, "a box of Streamlit's"
+    sent = page.url
+    page.locator(".st-key-nav").get_by_role("link", name="Layers", exact=True).click()
+    page.wait_for_url("**/layers?run=made")
+    page.locator("h1", has_text="layer").wait_for()
+    page.go_back()
+    page.locator(".tw-empty").wait_for()
+    assert page.url == sent
+    watched.check()
+
+
+def test_an_address_below_a_page_leads_to_the_page_that_it_names(watched: Any) -> None:
+    """Streamlit sends its page for any address, whose files the browser would seek in the wrong folder."""
+    watched.open("/demo/layers?run=made", "h1")
+    assert watched.page.url == f"{watched.address}/layers?run=made"
+    watched.check()
+
+
+def test_a_file_that_is_not_there_is_no_page(address: str) -> None:
+    """Streamlit answers with its page, whose header would have the browser look for scripts there, and so on."""
+    for path, announced in (("layers", True), ("static/js/nothing.js", False)):
+        with urllib.request.urlopen(f"{address}/{path}") as answer:
+            assert ("link" in answer.headers) == announced

@@ -35,9 +35,7 @@ class Watched:
         page.on("websocket", lambda opened: self._host(opened.url))
 
     def _said(self, message: Any) -> None:
-        # Streamlit looks for its own base path under the page's path first, and finds it one level up.
-        probe = "/_stcore/" in message.location.get("url", "") and "404" in message.text
-        if message.type == "error" and not probe:
+        if message.type == "error":
             self.errors.append(f"{message.text} {message.location}")
 
     def _host(self, url: str) -> None:

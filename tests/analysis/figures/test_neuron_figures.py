@@ -8,8 +8,9 @@ import pytest
 
 from twell.analysis.figures.compare import trainings_side_by_side
 from twell.analysis.figures.labels import number
-from twell.analysis.figures.neurons import value_distribution
+from twell.analysis.figures.neurons import value_bars, value_distribution
 from twell.analysis.figures.table_plots import by_neuron
+from twell.analysis.neurons.value_histogram import BEGINS
 
 
 def test_the_mean_and_the_largest_value_are_written_apart_however_near_they_are() -> None:
@@ -30,3 +31,12 @@ def test_a_logarithmic_axis_says_20_and_200_where_plotly_would_say_2(values: lis
         assert axis.type == "log"
         assert list(axis.ticktext) == [number(tick, 1) for tick in axis.tickvals]
         assert len(axis.ticktext) >= min(3, len(set(values)))
+
+
+@pytest.mark.parametrize(("bins", "labels"), [(6, 3), (20, 5)])
+def test_values_over_many_doublings_have_labels_that_a_phone_has_room_for(bins: int, labels: int) -> None:
+    low = BEGINS[:bins]
+    frame = pd.DataFrame({"low": low, "high": BEGINS[1 : bins + 1], "fires": 1, "share": 1 / bins})
+    axis = value_bars(frame, float(low[1]), float(low[-1])).layout.xaxis
+    assert len(axis.tickvals) == len(axis.ticktext) <= labels + 1
+    assert len(axis.tickvals) >= labels

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +18,7 @@ from support.browser_pages import Watched
 
 from twell.analysis.neurons.at_token import neurons_at
 from twell.app.jobs.own_text import LONGEST
-from twell.app.jobs.runner import JobRunner, model_of
+from twell.app.jobs.runner import Job, JobRunner, model_of
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run, open_run
 
@@ -33,8 +38,13 @@ def test_the_model_is_at_hand_only_if_it_is_the_same(made: ModuleType, made_run:
 def test_a_job_that_fails_says_why_and_one_runs_at_a_time(tmp_path: Path) -> None:
     runner = JobRunner()
     job = runner.start("a measurement", tmp_path / "t.parquet", "run", ["bench", "--nonsense"], cases=1)
-    with pytest.raises(UserError, match="one is running"):
-        runner.start("a measurement", tmp_path, "two", [], cases=1)
+    os.kill(job.process.pid, signal.SIGSTOP)  # it would end at once
+    try:
+        with pytest.raises(UserError, match="one is running"):
+            runner.start("a measurement", tmp_path, "two", [], cases=1)
+    finally:
+        os.kill(job.process.pid, signal.SIGCONT)
+    assert runner.job is job
     for _ in range(600):
         if not job.running:
             break
@@ -50,6 +60,20 @@ def test_a_job_that_is_stopped_at_once_says_so(tmp_path: Path) -> None:
     job = JobRunner().start("a measurement", tmp_path / "t.parquet", "run", ["bench", "builtin:demo"], cases=1)
     job.stop()
     job.process.wait(60)
+    assert job.failure() == "Stopped before anything was recorded."
+
+
+def test_a_job_that_does_not_end_when_told_is_killed_the_second_time(tmp_path: Path) -> None:
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(15)"
+    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it does not hear any more
+        job = Job("a measurement", tmp_path, "run", 1, process, tempfile.TemporaryDirectory())
+        job.stop()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        job.stop()
+        assert process.wait(10) == -signal.SIGKILL
     assert job.failure() == "Stopped before anything was recorded."
 
 

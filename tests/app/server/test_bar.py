@@ -71,3 +71,15 @@ def test_it_is_so_of_a_page_that_a_link_of_the_page_opens_and_the_bar_then_stays
     watched.settle()
     assert watched.page.evaluate("document.querySelector('.st-key-nav').scrollLeft") == 0
     watched.check()
+
+
+def test_nothing_of_streamlit_lies_on_the_run_chooser_while_a_page_runs(watched: Any) -> None:
+    watched.open("/export?run=made", "h1")
+    added = """() => {
+      const status = document.createElement("div");
+      status.dataset.testid = "stStatusWidget";
+      document.querySelector("[data-testid=stHeader]").append(status);
+      return getComputedStyle(status).display;
+    }"""
+    assert watched.page.evaluate(added) == "none", "its Stop, which comes once a page has run for a while"
+    watched.check()
