@@ -7,6 +7,7 @@ import streamlit as st
 from twell.app.jobs.asking import worker
 from twell.app.jobs.runner import model_of
 from twell.app.jobs.status import (
+    INTERVAL,
     MEASUREMENT,
     fresh_key,
     is_busy,
@@ -16,7 +17,7 @@ from twell.app.jobs.status import (
     start_job,
 )
 from twell.app.ui import widgets
-from twell.app.ui.url_state import run_name, sync_url
+from twell.app.ui.url_state import redraw_page, run_name, sync_url
 from twell.workbench.run.store import Run
 
 KINDS = {
@@ -62,13 +63,23 @@ def measure(run: Run) -> None:
             on_change=sync_url,
         )
         widgets.note(NOTES[str(kind)])
-        busy = is_busy() or worker().busy
-        if st.button("Measure", type="primary", key="measure-start", disabled=busy, on_click=sync_url):
-            arguments, cases = bench_arguments(run, model, str(kind))
-            start_job(MEASUREMENT, run.path.resolve(), run_name(), arguments, cases=cases)
-        note_if_busy()
-        if worker().busy:
-            widgets.note("The model is reading a text. Wait until it is done: both would be slower.")
+        waits = worker().busy
+        st.fragment(_start, run_every=INTERVAL if waits else None)(run, model, str(kind), waits)
+
+
+def _start(run: Run, model: tuple[str, str | None], kind: str, waits: bool) -> None:
+    """Draw the button that starts a measurement. waits: whether the model was reading when it was drawn first, and the
+    button is off until that is done."""
+    reading = worker().busy
+    if waits and not reading:
+        redraw_page()
+    off = is_busy() or reading
+    if st.button("Measure", type="primary", key="measure-start", disabled=off, on_click=sync_url):
+        arguments, cases = bench_arguments(run, model, kind)
+        start_job(MEASUREMENT, run.path.resolve(), run_name(), arguments, cases=cases)
+    note_if_busy()
+    if reading:
+        widgets.note("The model is reading a text, or getting ready to. Wait until it is done: both would be slower.")
 
 
 def bench_arguments(run: Run, model: tuple[str, str | None], kind: str) -> tuple[list[str], int]:
