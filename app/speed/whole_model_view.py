@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import html
-
 import pandas as pd
 import streamlit as st
 
 from twell import analysis
 from twell.analysis.speed.whole_model import SIDES, meanings
 from twell.app.ui import widgets
-from twell.app.ui.formatting import interval, number, percent, plural, times, typeset, whole
+from twell.app.ui.formatting import interval, marked_up, number, percent, plural, times, typeset, whole
 from twell.app.ui.query import query
 from twell.workbench.run.store import Run
 
@@ -34,7 +32,7 @@ def draw_whole_model(run: Run) -> None:
         height="content",
         column_config=figures,
     )
-    said = " ".join(f"<em>{name.capitalize()}</em>: {html.escape(text)}" for name, text in meanings(frame).items())
+    said = " ".join(f"<em>{name.capitalize()}</em>: {marked_up(text)}" for name, text in meanings(frame).items())
     widgets.note(said)
 
 

@@ -31,6 +31,8 @@ def test_every_page_opens_on_the_recorded_runs(show: Show) -> None:
             test = show(recorded, page, run=name)
             assert not test.exception
             assert not test.warning
+            if page not in ("text", "tokens", "neurons"):  # which quote the text
+                assert "`" not in markup(test), "what is quoted is set as code"
         assert not show(recorded, "neuron", run=name, neuron="L0/N0").exception
 
 
