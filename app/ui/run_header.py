@@ -10,7 +10,7 @@ import streamlit as st
 
 from twell import analysis
 from twell.app.ui import widgets
-from twell.app.ui.formatting import SPACE, layer_width, marked_up, plural, seconds_ago, whole
+from twell.app.ui.formatting import SPACE, layer_width, plural, seconds_ago, whole
 from twell.app.ui.run_cache import digest, open_cached
 from twell.app.ui.url_state import redraw_page
 from twell.workbench.errors import Missing, UserError
@@ -78,7 +78,7 @@ def status(run: Run) -> None:
 def left_out(run: Run) -> None:
     """Draw a note that names the damaged parts which a run is shown without, if there are any."""
     if run.left_out:
-        widgets.note(f'<span class="tw-mark">damaged</span> {html.escape(run.name)}: {marked_up(run.left_out)}')
+        widgets.note(f'<span class="tw-mark">damaged</span> {html.escape(run.name)}: {html.escape(run.left_out)}')
 
 
 @st.fragment(run_every=INTERVAL)

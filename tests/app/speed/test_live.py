@@ -15,8 +15,10 @@ from streamlit.testing.v1 import AppTest
 from support.page_elements import markup
 
 from twell.analysis.figures.speed.live import no_calls, sparse_calls, times_and_nnz, tokens_per_second
+from twell.app.jobs import live_view
 from twell.app.jobs.live_view import live_numbers
 from twell.app.ui.run_cache import LiveRun
+from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.part_files import LIVE
 from twell.workbench.run.store import open_run
@@ -103,3 +105,14 @@ def test_a_run_that_has_ended_has_no_other_rows(live: LiveRun) -> None:
     manifests.update(live.path, status=manifests.COMPLETE)
     run = open_run(live.path)
     assert LiveRun(run.path, run.manifest).frame("timings").equals(run.frame("timings"))
+
+
+def test_what_goes_wrong_stands_there_as_text(
+    live: LiveRun, show: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path) -> None:
+        raise UserError("Expected a run, got <b>none</b>: see `twell check`.")
+
+    monkeypatch.setattr(live_view, "open_cached", broken)
+    page = markup(show(live.path.parent, "kernels", run="live"))
+    assert "got &lt;b&gt;none&lt;/b&gt;: see <code>twell check</code>." in page

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.benches import quick, save_patterns
 
+from twell.kernels.backends import gpu
 from twell.kernels.benchmark.synthetic import KINDS
 from twell.workbench.bench import command as benches
 from twell.workbench.bench.command import bench
@@ -96,3 +97,10 @@ def test_kernels_that_cannot_run_are_refused_before_anything_is_timed(monkeypatc
     monkeypatch.setattr(benches, "bench_case", None)
     with pytest.raises(UserError, match="for --kernel hopper and cuda"):
         bench(quick(kernel=("hopper", "cuda"), device="cpu"))
+
+
+def test_a_gpus_kernels_are_not_asked_of_a_processor_beside_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "bench_case", None)
+    monkeypatch.setattr(gpu, "missing", lambda: None)
+    with pytest.raises(UserError, match="Expected --device cuda for --kernel cuda, got cpu: leave --device out"):
+        bench(quick(kernel=("cuda",), device="cpu"))
