@@ -48,6 +48,8 @@ def test_a_page_announces_scripts_and_nothing_else_does() -> None:
     assert head_of(Announced(saved, ["A.1.js"])) == head_of(saved)
     page = answers(b"text/html")
     assert head_of(Announced(page, [])) == head_of(page)
+    deeper = "/a/static/js/gone.js"  # Streamlit answers with the page, whose scripts are not there
+    assert head_of(Announced(page, ["A.1.js"]), deeper) == head_of(page)
 
 
 def test_scripts_come_with_what_they_import_once_and_without_what_the_page_names(tmp_path: Path) -> None:
