@@ -155,10 +155,18 @@ MUTANTS: list[Mutant] = [
         ("paired_ && block == blocks_ * kDownCluster", "false"),
         folder=MANY_ROWS,
     ),
-    *faults_of("down.cuh", ("piece.outputs * kTileN < f.d_model", "true"), folder=MANY_ROWS),
+    *faults_of(
+        "down.cuh",
+        ("piece.outputs * kTileN < f.d_model", "true"),
+        ("inside && i < left", "inside && i < left - 1"),
+        ("task.size() - step * kTileK - warp * kRows", "task.size() - step * kTileK - 2 * warp * kRows"),
+        folder=MANY_ROWS,
+    ),
     *faults_of(
         "up.cuh",
         ("step + 1 < steps ? step + 1 : 0", "step + 1"),
+        ("(listed - first + 15) / 16", "(listed - first + 14) / 16"),
+        ("f.union_sizes[block]) - panel * kPanelColumns", "f.union_sizes[block]) - 2 * panel * kPanelColumns"),
         (
             "request_step(x_map, w_map, s, ring, task, step, warp, thread)",
             "request_step(x_map, w_map, s, ring, task, steps - left, warp, thread)",

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from support.dense_tile_checks import blocks_in_place, run
 from support.gpu_checks import CUDA, assert_same, make, normal_ffn
 
 from twell.kernels.backends import hopper, reference
@@ -48,6 +49,20 @@ def test_tasks_alike_of_which_whole_ones_go_first(n: int, d_model: int) -> None:
         y, _ = hopper.run(call)
         assert_same(f"y {d_ff}", y, reference.run(call)[0])
         assert all(torch.equal(hopper.run(call)[0], y) for _ in range(3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [8200, 8320])
+def test_an_odd_number_of_dense_blocks_of_rows_in_another_order(n: int) -> None:
+    """Of three outputs, so that a CTA of the last block's cluster has none; rows are sent one by one. So many blocks
+    have no dense tiles, which would keep rows in place."""
+    d_ff = 1016
+    params = make(n, 520, d_ff, 15, probes="none", layout=None, want_packed=False)
+    params.x[:, 0] = 1 + (torch.arange(n, device=CUDA) % 10 > 2)  # a sixth of the neurons fires, or a fortieth
+    y, _, workspace = run(params)
+    assert not any(blocks_in_place(workspace, n))
+    assert (workspace.tensor("union_sizes").abs() == d_ff).all()
+    assert_same("y", y, reference.run(params)[0])
 
 
 @pytest.mark.gpu

@@ -181,10 +181,12 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
           barrier_expect(full, kABytes);
           bulk_load(s.a[ring.stage], hidden_panel(f, task.block, step), kPanelBytes, full);
         }
+        const int left = task.size() - step * kTileK - warp * kRows;  // rows of the union; those after are zeros
         const uint32_t to = smem_address(s.b[ring.stage]) + (lane >> 3) * (kBBytes / 4) + warp * kRows * 128;
 #pragma unroll
         for (int i = 0; i < kRows; ++i)
-          async_copy_16(to + i * 128 + (((lane ^ i) & 7) << 4), bytes_on(w, __shfl_sync(~0u, offset, i)), inside);
+          async_copy_16(to + i * 128 + (((lane ^ i) & 7) << 4), bytes_on(w, __shfl_sync(~0u, offset, i)),
+                        inside && i < left);
         async_arrive(full);
       }
     }
