@@ -166,7 +166,7 @@ MUTANTS: list[Mutant] = [
         "up.cuh",
         ("step + 1 < steps ? step + 1 : 0", "step + 1"),
         ("(listed - first + 15) / 16", "(listed - first + 14) / 16"),
-        ("f.union_sizes[block]) - panel * kPanelColumns", "f.union_sizes[block]) - 2 * panel * kPanelColumns"),
+        ("abs(f.union_sizes[block]) - panel * kPanelColumns", "abs(f.union_sizes[block]) - 2 * panel * kPanelColumns"),
         (
             "request_step(x_map, w_map, s, ring, task, step, warp, thread)",
             "request_step(x_map, w_map, s, ring, task, steps - left, warp, thread)",

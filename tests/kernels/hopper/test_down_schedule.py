@@ -52,13 +52,13 @@ def test_tasks_alike_of_which_whole_ones_go_first(n: int, d_model: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [8200, 8320])
+@pytest.mark.parametrize("n", [8280, 8320])
 def test_an_odd_number_of_dense_blocks_of_rows_in_another_order(n: int) -> None:
     """Of three outputs, so that a CTA of the last block's cluster has none; rows are sent one by one. So many blocks
     have no dense tiles, which would keep rows in place."""
     d_ff = 1016
-    params = make(n, 520, d_ff, 15, probes="none", layout=None, want_packed=False)
-    params.x[:, 0] = 1 + (torch.arange(n, device=CUDA) % 10 > 2)  # a sixth of the neurons fires, or a fortieth
+    params = make(n, 520, d_ff, 13, probes="none", layout=None, want_packed=False)
+    params.x[:, 0] = 1 + (torch.arange(n, device=CUDA) % 10 > 2)  # a fifth of the neurons fires, or a twentieth
     y, _, workspace = run(params)
     assert not any(blocks_in_place(workspace, n))
     assert (workspace.tensor("union_sizes").abs() == d_ff).all()

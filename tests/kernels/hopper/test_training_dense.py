@@ -67,15 +67,22 @@ def way_of(tensors: list[Tensor], **options: Any) -> int:
     return fits[0]
 
 
-def assert_as_made_again(tensors: list[Tensor], way: int = FROM_KEPT, **options: Any) -> Trained:
-    """Expect a call to go a way, and the bits of one that keeps nothing; return its results."""
+def assert_as_made_again(
+    tensors: list[Tensor], way: int = FROM_KEPT, *, gathers: bool = False, **options: Any
+) -> Trained:
+    """Expect a call to go a way, and the bits of one that keeps nothing; return its results.
+
+    gathers: whether blocks gather up weights. Their products begin at a k of the block's, so some sums round otherwise.
+    """
     assert way_of(tensors, **options) == way
     out, grads = ours(tensors, **options)
     again, want = ours(tensors, **{**options, "capacity": 1})
     assert torch.equal(out.y, again.y) and torch.equal(out.fires, again.fires) and torch.equal(out.nnz, again.nnz)
     torch.testing.assert_close(out.l1, again.l1, rtol=1e-5, atol=0)
     for at, (got, other) in enumerate(zip(grads, want, strict=True)):
-        assert torch.equal(got, other), (at, errors(got, other))
+        mean, greatest = errors(got, other)
+        same = mean <= 1e-5 and greatest <= 2**-8 if gathers else torch.equal(got, other)
+        assert same, (at, mean, greatest)
     return out
 
 
@@ -119,7 +126,7 @@ def test_a_call_is_kept_from_a_mean_on(n: int, d_model: int, d_ff: int, gated: b
 def test_blocks_that_fire_much_and_others(low: int, gated: bool) -> None:
     """In windows where rows are put in order of nnz: blocks of all neurons, of any, of few and of none."""
     many = torch.where(torch.arange(2049) * 7 % 5 < 2, 1032, low) + torch.arange(2049) % 3
-    out = assert_as_made_again(of_kind(firing(many.clamp(max=1032), 136, 1032), gated))
+    out = assert_as_made_again(of_kind(firing(many.clamp(max=1032), 136, 1032), gated), gathers=gated and low < 200)
     assert torch.equal(out.nnz.cpu(), many.clamp(max=1032).int())
 
 
@@ -162,7 +169,7 @@ def test_the_first_rows_decide(gated: bool) -> None:
         if way == SPARSE:
             assert way_of(tensors) == SPARSE
         else:
-            assert_as_made_again(tensors, way)
+            assert_as_made_again(tensors, way, gathers=gated)
 
 
 @pytest.mark.parametrize("gated", [True, False])
