@@ -46,6 +46,19 @@ def made(n: int, d_model: int, d_ff: int, shift: float = -1.5, seed: int = 0) ->
     return [tensor.bfloat16().requires_grad_() for tensor in tensors]
 
 
+def firing(many: Tensor, d_model: int, d_ff: int) -> list[Tensor]:
+    """Make a call whose i-th row fires many[i] neurons: the first ones of one order, in which all rows fire them."""
+    n = len(many)
+    x, gate, up, down = (tensor.detach() for tensor in made(n, d_model, d_ff, 0.0))
+    rank = torch.randperm(d_ff, generator=torch.Generator("cuda").manual_seed(3), device="cuda")
+    one, many = torch.ones(n, device="cuda"), many.cuda()
+    x *= 2**-11  # a firing depends on the first five columns alone, whose sum is (many - rank - 1 / 2) / 64, exactly
+    x[:, :5] = torch.stack([many // 32, many % 32, one, one, one], 1) / 8
+    digits = torch.stack([rank // 32 * -32, -(rank % 32)], 1)
+    gate[:, :5] = torch.cat([torch.tensor([[32, 1]] * d_ff, device="cuda"), digits, -0.5 + 0 * digits[:, :1]], 1) / 8
+    return [tensor.requires_grad_() for tensor in (x, gate, up, down)]
+
+
 def direction(n: int, d_model: int) -> Tensor:
     return torch.randn(n, d_model, generator=torch.Generator("cuda").manual_seed(5), device="cuda").bfloat16()
 

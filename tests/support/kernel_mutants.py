@@ -77,7 +77,7 @@ TESTS = {
         ADDED,
         "-k",
         "kernels_add or tasks or weights_larger or even_tiles or even_windows or uneven_tiles or all_fires or "
-        "only_the_up",
+        "only_the_up or odd_number or few_firings",
     ),
     "keep.cu": (
         f"{HOPPER}/test_training.py",

@@ -99,6 +99,13 @@ MUTANTS: list[Mutant] = [
         folder=MANY_ROWS,
     ),
     *faults_of(
+        "row_order.cuh",
+        ("spread <= sums * sums && spread", "spread"),
+        ("spread <= most * most >> 20", "false"),
+        ("most * most >> 16", "most * most >> 20"),
+        folder=MANY_ROWS,
+    ),
+    *faults_of(
         "down_schedule.cuh",
         ("share * kDownCluster + rank()", "share * kDownCluster"),
         ("paired_ ? block * kDownCluster + rank() : block", "paired_ ? block * kDownCluster : block"),
