@@ -172,7 +172,7 @@ MUTANTS: list[Mutant] = [
     *faults_of(
         "up.cuh",
         ("step + 1 < steps ? step + 1 : 0", "step + 1"),
-        ("(listed - first + 15) / 16", "(listed - first + 14) / 16"),
+        ("(places - first + 15) / 16", "(places - first + 14) / 16"),
         ("abs(f.union_sizes[block]) - panel * kPanelColumns", "abs(f.union_sizes[block]) - 2 * panel * kPanelColumns"),
         (
             "request_step(x_map, w_map, s, ring, task, step, warp, thread)",

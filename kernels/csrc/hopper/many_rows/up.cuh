@@ -40,9 +40,11 @@ struct UpTask {
               before = ((t - tasks.whole) & (cuts - 1)) * share;
     if (t >= tasks.whole) panel += before, panels = min(share, panels - before);
   }
-  // How many neurons of the block's union are the task's.
-  __device__ __forceinline__ int listed(const Ffn& f) const {
-    return min(abs(f.union_sizes[block]) - panel * kPanelColumns, panels * kPanelColumns);
+  // How many of the task's places have a neuron of the union, of the first-th and every 16th from there. Past these the
+  // list has neuron 0, and the gate no values.
+  __device__ __forceinline__ int listed(const Ffn& f, int first) const {
+    const int places = min(abs(f.union_sizes[block]) - panel * kPanelColumns, panels * kPanelColumns);
+    return (places - first + 15) / 16;
   }
   __device__ __forceinline__ const uint16_t* list(const Ffn& f) const {
     return f.unions + (static_cast<int64_t>(block) * f.panels + panel) * kPanelColumns;
@@ -120,12 +122,10 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
     }
     const uint32_t pitch = f.d_model * sizeof(T);
     uint32_t offset[kRows], row[kXRows], there = 0;  // there: a bit for each of these rows
-    // How many of its rows of weights are of the union. Past them the list has neuron 0, which is not fetched: the gate
-    // has no values there.
-    const int listed = task.listed(f), mine = (listed - first + 15) / 16;
+    const int listed = task.listed(f, first);  // weights of other places are not fetched
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
-      offset[i] = !task.all && i < mine ? task.list(f)[first + 16 * i] * pitch : 0;
+      offset[i] = !task.all && i < listed ? task.list(f)[first + 16 * i] * pitch : 0;
 #pragma unroll
     for (int i = 0; i < kXRows; ++i) {
       const int at = task.consecutive ? f.rows : f.order[task.block * kTileM + first + 16 * i];
@@ -142,7 +142,7 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
         const uint32_t to = smem_address(s.b[ring.stage]) + place;
 #pragma unroll
         for (int i = 0; i < kRows; ++i)
-          if (i < mine) async_copy_16(to + i * 2048, bytes_on(w + (inside ? k : 0), offset[i]), inside);
+          if (i < listed) async_copy_16(to + i * 2048, bytes_on(w + (inside ? k : 0), offset[i]), inside);
       }
       if (!task.consecutive) {
         const uint32_t to = smem_address(s.a[ring.stage]) + place, from = inside ? there : 0;
