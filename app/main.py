@@ -56,7 +56,7 @@ def stray_pages() -> list[st.Page]:
     Streamlit would say so in its own words, in a box over the front page. The last such page stays for the Back button.
     """
     name = unquote(urlsplit(st.context.url or "").path.rpartition("/")[2]).strip()
-    if name not in ("", "front", *PAGES):
+    if name not in ("", *PAGES):
         st.session_state["stray"] = name
     stray = st.session_state.get("stray")
     return [st.Page(partial(empty_states.no_page, stray), title="No such page", url_path=stray)] if stray else []
@@ -67,7 +67,7 @@ def main() -> None:
     st.set_page_config(page_title="TwELL workbench", page_icon=ICON, layout="wide", menu_items={"About": theme.ABOUT})
     st.html(theme.CSS + styles.CSS)
     pages = {
-        name: st.Page(page.file, title=page.title, url_path="front" if name == FRONT else name, default=name == FRONT)
+        name: st.Page(page.file, title=page.title, url_path="" if name == FRONT else name, default=name == FRONT)
         for name, page in PAGES.items()
     }
     by_name = st.Page(to_front, title=PAGES[FRONT].title, url_path=FRONT)

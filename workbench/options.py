@@ -19,6 +19,7 @@ CPU_BATCH = 8192  # tokens of a batch on a CPU
 Device = Literal["auto", "cpu", "cuda"]
 NO_GPU = "Expected a CUDA device for --device cuda, PyTorch sees none: use --device cpu, or `twell doctor`."
 KernelName = Literal["auto", "reference", "cpu", "cuda", "hopper"]
+GPU_KERNELS = {"cuda", "hopper"}  # of these, those that run on a GPU alone
 TrainingKernel = Literal["auto", "dense", "sparse"]
 WITHOUT_DAMAGED = "leave damaged parts out, by name, and answer from the others"
 Format = Literal["parquet", "csv", "json", "npz", "notebook", "html"]

@@ -25,6 +25,8 @@ from twell.workbench.run.store import Run
 
 SUMS = ["tokens", "nnz_sum", "nnz_square"]
 CLUSTER_SUMS = ["clusters_tokens_square", "clusters_nnz_square", "clusters_cross"]
+ALIKE = 5  # documents, at most, that may have equal counts by chance
+ROUNDING = 1e-7  # of a mean: a standard error up to that share of it is none
 NOTE = "position 0 stands apart and is counted though it is flagged; flagged tokens after it are left out"
 
 
@@ -33,8 +35,9 @@ def by_position(run: Run, flagged: bool = False, total: bool = False) -> pd.Data
     high (95 %, Student's t); first (position 0).
 
     nnz in neurons a token. Standard errors are clustered by document; of a summary of before revision 4 they are those
-    of independent sequences, and with `flagged` there are none. `total` gives the sum over the layers, as layer -1, in
-    place of them.
+    of independent sequences, and with `flagged` there are none. Where up to five documents have the same mean there
+    are none either: it tells nothing of how much documents differ. `total` gives the sum over the layers, as layer -1,
+    in place of them.
     """
     rows = _position_totals(open_summaries(run), flagged, total)
     mean, (se, clusters) = rows["nnz_sum"] / rows["tokens"], _errors(rows, flagged)
@@ -51,14 +54,20 @@ def by_position(run: Run, flagged: bool = False, total: bool = False) -> pd.Data
 
 
 def _errors(rows: dict[str, NDArray], flagged: bool) -> tuple[NDArray, NDArray]:
-    """Return the standard error of each mean, and the effective number of clusters that it rests on."""
+    """Return the standard error of each mean, and the effective number of clusters that it rests on.
+
+    Counts are whole numbers, which two documents share by chance: an error of 0 from a few of them is none.
+    """
     n, y, y2 = (rows[name].astype(float) for name in SUMS)
     if flagged:
         return np.full(len(n), np.nan), np.full(len(n), np.nan)
     n2, square, cross = (rows[name] for name in CLUSTER_SUMS)
     if np.isnan(n2).all():  # a copy of an earlier revision
-        return mean_error(n, y, y2), n
-    return ratio_error(n, n2, y, square, cross), effective(n, n2)
+        error, clusters = mean_error(n, y, y2), n
+    else:
+        error, clusters = ratio_error(n, n2, y, square, cross), effective(n, n2)
+    alike = (clusters <= ALIKE) & (error <= ROUNDING * y / n)
+    return np.where(alike, np.nan, error), clusters
 
 
 def position_blocks(run: Run, blocks: int | Sequence[int] = 24, flagged: bool = False) -> pd.DataFrame:

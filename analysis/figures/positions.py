@@ -46,7 +46,7 @@ def binned(frame: pd.DataFrame) -> pd.DataFrame:
 
     A bin's interval is the weighted mean of its positions' intervals. That is never too narrow, however the positions
     of a sequence depend on each other: the standard error of a mean is at most the mean of the standard errors. A bin
-    with a position that has no interval, as one document alone reaches it, has none.
+    with a position that has no interval, as one document alone reaches it or a few are alike there, has none.
 
     Args:
         frame: the rows of `analysis.by_position`.

@@ -20,6 +20,7 @@ from twell.analysis.summaries.built import covered_parts, parts_of, read_built
 from twell.analysis.summaries.part_rows import text_order
 from twell.analysis.summaries.read import Summaries
 from twell.analysis.summaries.token_sums import fullest, greatest
+from twell.workbench.errors import Missing
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
 from twell.workbench.run.tables.highest import HIGHEST_TOKENS
@@ -94,12 +95,17 @@ def most_surprising(run: Run, phase: int | None = None) -> pd.DataFrame:
 def loss_quantiles(run: Run, shares: Sequence[float]) -> list[float]:
     """Return quantiles of the run's losses, in nats, between neighbours where they fall between two.
 
-    Losses are half floats, of which there are few: they are counted, not sorted.
+    Losses are half floats, of which there are few: they are counted, not sorted. Raises Missing where all are
+    MOST_LOSS or more.
     """
     tokens = np.zeros(2**16, np.int64)
     for rows in run.pieces("activity", ["loss"]):
         loss = _losses(rows["loss"])
         tokens += np.bincount(loss[loss < MOST_LOSS].view(np.uint16), minlength=len(tokens))
+    if not tokens.any():
+        raise Missing(
+            f"{run.name} has no loss under {MOST_LOSS:,.0f} nats, so that surprisal has no scale: shade by counts."
+        )
     values = np.arange(len(tokens), dtype=np.uint16).view(np.float16)[tokens > 0].astype(float)
     order = np.argsort(values)
     up_to = np.cumsum(tokens[tokens > 0][order])

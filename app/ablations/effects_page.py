@@ -43,11 +43,12 @@ def curves(run: Run) -> None:
             others = f" Figure {place + 1} of {len(sets)}, each of other tokens, so that their points do not compare."
         number_of = f"-{place}" if place else ""  # in the keys
         first = rows.iloc[0]
+        bars = "bars: 95 % by document" if rows["low"].notna().any() else "no bars, of too few documents for intervals"
         widgets.heading(
             "Loss by what is left",
             f"Change from {number(first['base'])} nats a token with nothing taken away; the same "
             f"{plural(int(first['tokens']), 'token')} of {of_clusters(int(first['documents']))} under every "
-            f"condition; bars: 95 % by document. Grey: the controls, taken away at random.{others}",
+            f"condition; {bars}. Grey: the controls, taken away at random.{others}",
             result,
             key=f"loss-by-what-is-left{number_of}",
         )

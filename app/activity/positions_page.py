@@ -83,7 +83,7 @@ def draw_page(run: Run) -> None:
     )
     caption = (
         f"{plural(sequences, 'sequence')}, up to {whole(bins['position_to'].max() + 1)} tokens; both axes logarithmic; "
-        f"{with_intervals(bins['low'], BANDS)}. {first_position}{fitted}"
+        f"{with_intervals(bins['low'], BANDS + ', or a few that are alike')}. {first_position}{fitted}"
     )
     title = "Mean nnz by position, relative to the layer's mean"
     widgets.heading(title, caption, result)

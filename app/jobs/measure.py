@@ -18,6 +18,7 @@ from twell.app.jobs.status import (
 )
 from twell.app.ui import widgets
 from twell.app.ui.url_state import redraw_page, run_name, sync_url
+from twell.workbench.options import GPU_KERNELS
 from twell.workbench.run.store import Run
 
 KINDS = {
@@ -91,7 +92,7 @@ def bench_arguments(run: Run, model: tuple[str, str | None], kind: str) -> tuple
         kind: a key of KINDS.
     """
     if kind == "whole":  # a GPU's users compile; where a processor runs the model, there may be no compiler
-        on_gpu = run.manifest.kernel["name"] in ("hopper", "cuda")
+        on_gpu = run.manifest.kernel["name"] in GPU_KERNELS
         return ["bench", *model_arguments(model), "--whole", *([] if on_gpu else ["--no-compile"])], WHOLE_CASES
     if kind != "nnz":
         options = ["--compression", COMPRESSIONS] if kind == "compressions" else []

@@ -136,7 +136,9 @@ def test_the_front_page_is_found_under_its_name_too(watched: Any) -> None:
     watched.check()
 
 
-@pytest.mark.parametrize(("path", "name"), [("nothing", "nothing"), ("a%20<b>page", "a <b>page"), ("a/b/", "b")])
+@pytest.mark.parametrize(
+    ("path", "name"), [("nothing", "nothing"), ("front", "front"), ("a%20<b>page", "a <b>page"), ("a/b/", "b")]
+)
 def test_an_address_of_no_page_says_so_and_the_bar_leads_on(watched: Any, path: str, name: str) -> None:
     page = watched.page
     watched.open(f"/{path}?run=made", ".tw-empty")

@@ -36,9 +36,8 @@ from twell.workbench.bench.training import run_training_case
 from twell.workbench.devices import memory_for
 from twell.workbench.doctor import device_name
 from twell.workbench.errors import UserError
+from twell.workbench.options import GPU_KERNELS
 from twell.workbench.power import Gauge, PowerReading
-
-GPU_KERNELS = {"hopper", "cuda"}
 
 
 def bench(options: BenchOptions) -> list[dict[str, Any]]:

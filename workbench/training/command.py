@@ -29,7 +29,7 @@ from twell.workbench.options import TrainOptions
 from twell.workbench.text.sources import open_sources
 from twell.workbench.training.corpus import Corpus, in_order, prepare, source_name, unigram_loss
 from twell.workbench.training.ffn import ACTIVATIONS
-from twell.workbench.training.folder import TrainingFolder, difference, writing
+from twell.workbench.training.folder import MODELS, TrainingFolder, difference, writing
 from twell.workbench.training.log import new_manifest
 from twell.workbench.training.loop import TrainingLoop
 from twell.workbench.training.ranks import TrainingRanks, gathered
@@ -100,10 +100,10 @@ def _agree(ranks: TrainingRanks, **settings: Any) -> None:
     for rank, given in enumerate(others, start=1):
         for name in settings:
             if given[name] != first[name]:
-                text = difference(name, first[name], given[name], ("in rank 0", f"in rank {rank}"))
+                here, there = difference(name, first[name], given[name])
                 raise UserError(
-                    f"Expected the same {name} in all ranks, got another {text}: let all ranks read the same files, "
-                    "and give them the same command."
+                    f"Expected the same {name} in all ranks, got {here} in rank 0 and {there} in rank {rank}: let all "
+                    "ranks read the same files, and give them the same command."
                 )
 
 
@@ -111,15 +111,15 @@ def _claim(
     folder: TrainingFolder, recipe: Recipe, options: TrainOptions, start: Pretrained | None, teacher: Teacher | None
 ) -> Corpus | None:
     """Claim the folder for this training and return its text; None where the training is complete."""
+    models = {name: model.record() for name, model in (("origin", start), ("teacher", teacher)) if model is not None}
     folder.start_over()
     if not folder.record:  # a source that is not there leaves no folder behind
         open_sources([*options.text, *options.valid])
     elif "recipe" in folder.record:  # one of before a field came has its default
         folder.record["recipe"] = from_dict(folder.record["recipe"], str(options.out)).as_dict()
-    origin = {} if start is None else {"origin": start.record()}
-    if teacher is not None or "teacher" in folder.record:
-        origin["teacher"] = {} if teacher is None else teacher.record()
-    folder.claim(recipe=recipe.as_dict(), holdout=options.holdout, **origin)
+        folder.record = {name: {} for name in models} | folder.record  # it may have begun without
+    models = {name: {} for name in MODELS if name in folder.record} | models
+    folder.claim(**models, recipe=recipe.as_dict(), holdout=options.holdout)
     if folder.complete:
         folder.say(f"{options.out} holds this model, complete; nothing to do.")
         return None

@@ -31,8 +31,10 @@ from twell.workbench.training import checkpoint
 from twell.workbench.training.checkpoint import TrainingState
 from twell.workbench.training.log import Row, TrainingLog
 from twell.workbench.training.model_card import model_card
+from twell.workbench.training.recipes import spelled
 
 TEMPORARY = "training.json.tmp"  # all there is of a training that was killed as it began
+MODELS = {"origin": "--from", "teacher": "--teacher"}  # what the record names a model by, and its option
 
 
 @contextlib.contextmanager
@@ -105,9 +107,10 @@ class TrainingFolder:
             self._hold()  # first: two that begin at once must not write into each other's record
         for name, setting in settings.items():
             if name in self.record and self.record[name] != setting:
+                began, got = difference(name, self.record[name], setting)
                 raise UserError(
-                    f"{self.out} holds a run with another {difference(name, self.record[name], setting)}; "
-                    "continue it with the same settings, or name another folder."
+                    f"Expected {began}, with which the training in {self.out} began, got {got}: give what it began "
+                    "with, or name another --out."
                 )
         if not settings.keys() <= self.record.keys():
             self.record = {"status": "training", **self.record, **settings}
@@ -261,10 +264,24 @@ def _read_json(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def difference(name: str, held: Any, given: Any, holders: tuple[str, str] = ("there", "given")) -> str:
-    """Return the first difference of two records, with both values and where each is."""
+def difference(name: str, held: Any, given: Any) -> tuple[str, str]:
+    """Return the first difference of two records of a setting: what each has, as the command line gives it."""
+    key = ""
     if isinstance(held, dict) and isinstance(given, dict):
-        for key in given:
-            if held.get(key) != given[key]:
-                return difference(f"{name} {key}", held.get(key), given[key], holders)
-    return f"{name} ({held!r} {holders[0]}, {given!r} {holders[1]})"
+        key = next(key for key in {**held, **given} if held.get(key) != given.get(key))
+    return _spelled(name, held, key), _spelled(name, given, key)
+
+
+def _spelled(name: str, record: Any, key: str) -> str:
+    """Return a setting as the command line gives it. key: of its record, where that is a dictionary"""
+    if name == "recipe":
+        return spelled(record, key)
+    if flag := MODELS.get(name):
+        other = f" with {key} {str(record[key])[:8]}" if record and key != "name" else ""
+        return f"{flag} {record['name']}{other}" if record else f"no {flag}"
+    if key == "sources":
+        return " ".join(f"--text {text['source']} (sha256 {text['sha256'][:8]})" for text in record[key])
+    value, word = (record[key] if key else record), key or name
+    if name not in ("options", "holdout"):
+        return f"{word} {value}"
+    return f"--{word} {value}" if not isinstance(value, bool) else f"--{word}" if value else f"--no-{word}"

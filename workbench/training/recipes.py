@@ -42,6 +42,9 @@ CURVE = (6, 20)  # rows of the log: where log_every leaves fewer than the first,
 CPU_STEP = (2048, 10)  # on a CPU: tokens that a step takes some seconds for, and steps a row of the log, at most
 CPU_WARMUP = 0.2  # on a CPU: share of the steps over which the rate rises, at most
 
+LENGTHS = ("tokens", "steps", "minutes")  # of which a recipe has one
+REPLACED = (*LENGTHS, "l1", "rate", "rows", "seed")  # fields that options of the same names replace
+
 CHOICES = {"activation": ("relu", "relu2", "silu"), "schedule": ("wsd", "cosine")}
 
 
@@ -87,7 +90,7 @@ class Recipe:
     bpe_megabytes: float = 20.0  # text that the tokenizer is trained on, spread over the training text
 
     def __post_init__(self) -> None:
-        lengths = [name for name in ("tokens", "steps", "minutes") if getattr(self, name) is not None]
+        lengths = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(lengths) != 1:
             got = " and ".join(lengths) or "none of them"
             raise UserError(f"Expected one of tokens, steps and minutes in a recipe, got {got}: give one length.")
@@ -165,8 +168,8 @@ class Recipe:
     def override(self, **changes: Any) -> Recipe:
         """Return the recipe with every change that is not None; a new length replaces the old one."""
         replaced = {name: value for name, value in changes.items() if value is not None}
-        if replaced.keys() & {"tokens", "steps", "minutes"}:
-            replaced = {"tokens": None, "steps": None, "minutes": None, **replaced}
+        if replaced.keys() & set(LENGTHS):
+            replaced = {**dict.fromkeys(LENGTHS), **replaced}
         return dataclasses.replace(self, **replaced)
 
 
@@ -211,13 +214,21 @@ def load_recipe(name_or_file: str) -> Recipe:
 
 def recipe_of(options: TrainOptions) -> Recipe:
     """Return the recipe that options name and change. Raises UserError for options that no training would take."""
-    names = ("tokens", "steps", "minutes", "l1", "rate", "rows", "seed")
-    recipe = load_recipe(options.config).override(**{name: getattr(options, name) for name in names})
+    recipe = load_recipe(options.config).override(**{name: getattr(options, name) for name in REPLACED})
     if not 0 < options.holdout < 1:
         raise UserError(f"Expected --holdout between 0 and 1, a share of the text, got {options.holdout}.")
     if options.teacher is not None and options.from_ is None:
         raise UserError(f"Expected --from beside --teacher {options.teacher}, got none: name the model to go on from.")
     return recipe
+
+
+def spelled(recipe: dict[str, Any], field: str) -> str:
+    """Return a field of a recipe's record as the command line gives it; for any length, the one that is set."""
+    if field in LENGTHS:
+        field = next(name for name in LENGTHS if recipe[name] is not None)
+    if field in REPLACED:
+        return f"--{field} {recipe[field]}"
+    return f"--config {recipe[field]}" if field == "name" else f"--config with {field} {recipe[field]}"
 
 
 # The types that Recipe's fields are declared with, and what JSON and TOML give for them.

@@ -6,6 +6,7 @@ is asked, so that a watch needs nothing that it needs.
 
 from __future__ import annotations
 
+import warnings
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -81,7 +82,9 @@ class Answers:
         if form == "scipy":
             return matrix
         begins, neurons, values = (torch.from_numpy(one) for one in (matrix.indptr, matrix.indices, matrix.data))
-        return torch.sparse_csr_tensor(begins, neurons, values, size=matrix.shape)
+        with warnings.catch_warnings():  # its notes on CSR as a beta, and on checks of what scipy has made
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.sparse_csr_tensor(begins, neurons, values, size=matrix.shape)
 
     def neurons(self, token: int, layer: int) -> pd.DataFrame:
         """Return the neurons that a token fired in a layer, the largest value first. Columns: neuron, value (as in

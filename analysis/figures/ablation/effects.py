@@ -71,7 +71,9 @@ def loss_by_share(rows: pd.DataFrame) -> go.Figure:
         if line.empty:
             continue
         texts = [
-            f"{row.condition}: {row.change:+.4f} nats [{row.low:+.4f}, {row.high:+.4f}]" for row in line.itertuples()
+            f"{row.condition}: {row.change:+.4f} nats "
+            + (f"[{row.low:+.4f}, {row.high:+.4f}]" if row.low == row.low else "[too few documents]")
+            for row in line.itertuples()
         ]
         of = f", on {plural(int(line['tokens'].iloc[0]), 'token')}" if len(sets) > 1 else ""
         figure.add_scatter(

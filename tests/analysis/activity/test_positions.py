@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -103,6 +104,20 @@ def test_one_position(made: ModuleType, tmp_path: Path) -> None:
     run = made.make(tmp_path / "two", sequences=5, length=2, parts=1)
     assert sorted(set(by_position(run)["position"])) == [0, 1]
     assert by_position(run)["se"].notna().all()
+
+
+@pytest.mark.parametrize(("documents", "nnz"), [(2, 7), (5, 7), (5, 0), (6, 7)])
+def test_a_few_equal_counts_have_no_interval(made: ModuleType, tmp_path: Path, documents: int, nnz: int) -> None:
+    """Of two documents or five; six that agree by chance would be a wonder. Layer 1 has the counts that were drawn."""
+
+    def change(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {"nnz_00": np.where(columns["position"] == 3, nnz, columns["nnz_00"]).astype(np.uint16)}
+
+    shape = {"sequences": 3 * documents, "of_document": 3, "length": 8, "layers": 2, "parts": 1}
+    table = by_position(made.make(tmp_path / "alike", change=change, **shape)).set_index(["layer", "position"])
+    alike, drawn = (table.loc[(layer, 3), ["se", "low", "high"]] for layer in (0, 1))
+    assert table.loc[(0, 3), "mean"] == nnz and drawn["low"] < drawn["high"]
+    assert alike.isna().all() if documents < 6 else list(alike) == [0, nnz, nnz]
 
 
 @pytest.mark.parametrize("blocks", [1, [], [-3, 4]])

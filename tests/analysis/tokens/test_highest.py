@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from twell.analysis.tokens import highest
-from twell.analysis.tokens.highest import SEEN, loss_quantiles, most_surprising
+from twell.analysis.tokens.highest import MOST_LOSS, SEEN, loss_quantiles, most_surprising
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 Columns = dict[str, Any]
@@ -72,6 +73,15 @@ def test_quantiles_of_losses(changed: Run, no_queries: Callable[[], None]) -> No
     expected = changed.sql(query)["q"][0].tolist()
     no_queries()
     assert loss_quantiles(changed, SHARES) == expected
+
+
+def test_losses_that_no_model_has_have_no_quantiles(made: ModuleType, tmp_path: Path) -> None:
+    def change(columns: Columns) -> Columns:
+        return columns | {"loss": np.ma.masked_array(columns["loss"] * 0 + 2 * MOST_LOSS, columns["loss"].mask)}
+
+    run = made.make(tmp_path / "run", change=change, layers=2, sequences=6)
+    with pytest.raises(Missing, match="run has no loss under 10,000 nats, so that surprisal has no scale"):
+        loss_quantiles(run, SHARES)
 
 
 def test_summaries_that_are_replaced_as_they_are_read_are_not_used(

@@ -57,6 +57,7 @@ def test_it_draws_what_the_tables_hold(ablated: Run, show: Callable[..., AppTest
     assert not test.exception
     table = effects(ablated).set_index("condition")
     assert number(table.loc["random:0.5", "base"]) in text(test) and "of 60 documents" in text(test)
+    assert "bars: 95\u202f% by document" in text(test)
     assert len(test.get("plotly_chart")) == 4
     assert test.dataframe[0].value.set_index("condition")["change"].equals(table["change"])
     assert b"%" in test.dataframe[0].proto.arrow_data.styler.display_values, "as its caption says"
@@ -100,6 +101,14 @@ def test_what_was_not_measured_is_said_below_what_was(
     assert page.count("<p>one &lt;b&gt; has no") == 2 and "<code>twell ablate" in page and "--neurons 64" in page
     assert page.index("Every condition") < page.index("<p>one &lt;b&gt; has no")
     assert "share" not in test.dataframe[0].value and "silenced" not in test.dataframe[0].value
+
+
+def test_three_documents_have_no_bars(made: ModuleType, tmp_path: Path, show: Callable[..., AppTest]) -> None:
+    run = made.make(tmp_path / "few", layers=2, sequences=20, timings=0)
+    append(run.path, "effects", rows_of(np.random.default_rng(0), documents=3, share=0.5)[0])
+    test, line = show(tmp_path, "matters", run="few"), plots.ablation_curves(open_run(run.path)).data[0]
+    assert not test.exception and "condition; no bars, of too few documents for intervals." in text(test)
+    assert list(line.text) == [f"weakest:0.5: {line.y[0]:+.4f} nats [too few documents]"]
 
 
 def test_no_line_goes_over_points_of_two_texts(made: ModuleType, tmp_path: Path, show: Callable[..., AppTest]) -> None:

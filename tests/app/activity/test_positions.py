@@ -1,9 +1,15 @@
-"""The Positions page: a fitted curve stands where its length does."""
+"""The Positions page: a fitted curve stands where its length does; a band where an interval does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
 import numpy as np
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from twell.analysis import position_fit
 from twell.analysis.figures import positions
@@ -16,3 +22,17 @@ def test_a_fit_is_drawn_where_it_has_a_length(made_run: Run, monkeypatch: pytest
     monkeypatch.setattr(positions, "position_fit", lambda _: fits)
     drawn = positions.position_bins(made_run).dropna(subset="fit")["layer"].unique()
     assert 1 not in drawn and set(drawn) <= set(positions.described(fits)["layer"]) and len(drawn) > 1
+
+
+def test_positions_at_which_a_few_documents_are_alike_have_no_band(
+    made: ModuleType, tmp_path: Path, show: Callable[..., AppTest]
+) -> None:
+    def change(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {"nnz_00": np.where(columns["position"] == 3, 7, columns["nnz_00"]).astype(np.uint16)}
+
+    run = made.make(tmp_path / "few", change=change, sequences=6, length=8, layers=2, parts=1)
+    bins = positions.position_bins(run).set_index(["layer", "position_from"])
+    assert np.isnan(bins.loc[(0, 3), "low"]) and bins.loc[(1, 3), "low"] < bins.loc[(1, 3), "high"]
+    test = show(tmp_path, "positions", run="few")
+    words = " ".join(str(block.proto.body) for block in test.get("html"))
+    assert "intervals as bands, and none where a single document tells, or a few that are alike." in words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,15 +13,25 @@ from support.benches import quick, save_patterns
 
 from twell.kernels.backends import gpu
 from twell.kernels.benchmark.synthetic import KINDS
+from twell.kernels.dispatch import KERNELS
+from twell.kernels.params import NO_REQUIREMENTS
 from twell.workbench.bench import command as benches
 from twell.workbench.bench.command import bench
 from twell.workbench.bench.options import SHAPE_INPUTS
 from twell.workbench.errors import UserError
+from twell.workbench.options import GPU_KERNELS, KernelName
 from twell.workbench.run.writer import arrow_schema
 
 
 def test_the_inputs_of_a_shape_are_those_that_are_made() -> None:
     assert SHAPE_INPUTS == KINDS  # these stand where torch is loaded, which options do without
+
+
+def test_the_kernels_of_options_are_those_there_are() -> None:
+    """Those that no processor runs are known without torch too."""
+    here = torch.device("cpu"), torch.float32, 64, 64, 8, NO_REQUIREMENTS
+    assert {name for name, kernel in KERNELS.items() if "device" in (kernel.refuses(*here) or "")} == GPU_KERNELS
+    assert {"auto", *KERNELS} == set(get_args(KernelName))
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_a_killed_run_continues_to_the_same_bits(
     assert open_run(wanted.out).manifest.status == "recording"
     assert log(wanted.out)[0]["step"] == 10
 
-    with pytest.raises(UserError, match=r"another recipe rate \(0\.003 there, 0\.001 given\)"):
+    with pytest.raises(UserError, match=r"Expected --rate 0\.003, with .* got --rate 0\.001: give"):
         train(dataclasses.replace(wanted, rate=1e-3))
     assert checkpoint.exists()
     train(wanted)
@@ -202,8 +202,12 @@ def test_a_limit_in_minutes_becomes_a_number_of_steps(home: Path, tiny_recipe: R
 def test_a_complete_run_is_left_alone_and_a_foreign_folder_refused(home: Path, sparse: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in sparse.iterdir()}
     assert train(options(home, "sparse")) == sparse
-    with pytest.raises(UserError, match="holdout"):
+    with pytest.raises(
+        UserError, match=r"Expected --holdout 0\.02, with .*, got --holdout 0\.5: give what it began with"
+    ):
         train(options(home, "sparse", holdout=0.5))
+    with pytest.raises(UserError, match=r"Expected --steps 60, with which .*/sparse began, got --minutes 3: give"):
+        train(options(home, "sparse", minutes=3))
     assert {path: path.stat().st_mtime_ns for path in sparse.iterdir()} == before
     (home / "foreign").mkdir()
     (home / "foreign" / "letter.txt").write_text("Dear reader")

@@ -147,8 +147,12 @@ def test_a_training_has_a_teacher(given: dict[str, Any], tmp_path: Path) -> None
     assert losses[0] != losses[1]
     assert record["teacher"] == {"name": "silu", "weights": record["origin"]["weights"], "share": 0.5}
     assert "--teacher silu" in record["command"]
-    with pytest.raises(UserError, match="another teacher"):
+    with pytest.raises(UserError, match=r"Expected --teacher silu, with which .*/taught began, got no --teacher: give"):
         train(TrainOptions(out=tmp_path / "taught", from_=str(silu), **given))
+    with pytest.raises(UserError, match=r"Expected no --teacher, with which .*/alone began, got --teacher silu: give"):
+        train(TrainOptions(out=tmp_path / "alone", from_=str(silu), teacher=str(silu), **given))
+    with pytest.raises(UserError, match=r"Expected --from silu, with which .*/alone began, got no --from: give"):
+        train(TrainOptions(out=tmp_path / "alone", **given))
 
 
 def test_a_teacher_of_another_vocabulary_is_refused(given: dict[str, Any], tmp_path: Path) -> None:

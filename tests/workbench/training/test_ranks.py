@@ -152,9 +152,9 @@ def test_a_training_goes_on_divided_over_ranks_and_back(one: TrainOptions, begun
     ("first", "second", "message"),
     [
         ({"rows": 7}, {"rows": 7}, "Expected rows that divide into 2 ranks of 1 micro-batches, got 7"),
-        ({"rows": 8}, {"rows": 16}, r".*, got another recipe rows \(8 in rank 0, 16 in rank 1\)"),
-        ({}, {"prepared": "elsewhere", "text": "other.txt"}, r".*same corpus in all ranks, got another corpus \w+ \("),
-        ({"out": "begun"}, {}, r".*same checkpoint in all ranks, got another checkpoint \w+ \("),
+        ({"rows": 8}, {"rows": 16}, ".*, got --rows 8 in rank 0 and --rows 16 in rank 1: let"),
+        ({}, {"prepared": "elsewhere", "text": "other.txt"}, r".*same corpus in all ranks, got --text \w+\.txt \("),
+        ({"out": "begun"}, {}, r".*same checkpoint in all ranks, got step \d+ in rank 0 and"),
     ],
     ids=["rows", "recipes", "texts", "checkpoints"],
 )

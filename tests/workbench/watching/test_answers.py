@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,16 @@ def gates_of(model: Any, layer: int, batch: Any) -> torch.Tensor:
     return gates[0]
 
 
+@contextmanager
+def always_warned() -> Iterator[None]:
+    """Let torch warn each time of what it otherwise does once in a process."""
+    torch.set_warn_always(True)
+    try:
+        yield
+    finally:
+        torch.set_warn_always(False)
+
+
 def test_single_firings(model: Any, tokenizer: Any, batch: Any) -> None:
     """A row of the matrix for each row of the table, with the ReLU's values; of prompts and of generated tokens."""
     gates = gates_of(model, 1, batch)[batch["attention_mask"] > 0].relu().numpy()
@@ -42,7 +54,10 @@ def test_single_firings(model: Any, tokenizer: Any, batch: Any) -> None:
     assert matrix.shape == (len(w.table()), 264)
     np.testing.assert_allclose(matrix.toarray()[:n], gates, rtol=1e-3)
     np.testing.assert_array_equal(np.diff(matrix.indptr), w.nnz[:, 1])
-    assert torch.equal(w.fired(1, form="torch").to_dense(), torch.from_numpy(matrix.toarray()))
+    with warnings.catch_warnings(), always_warned():
+        warnings.simplefilter("error")
+        csr = w.fired(1, form="torch")
+    assert torch.equal(csr.to_dense(), torch.from_numpy(matrix.toarray()))
     loudest = w.neurons(5, 1)
     assert loudest["neuron"][0] == gates[5].argmax() and (loudest["value"].diff().dropna() <= 0).all()
     text = w.text(0)
