@@ -1,4 +1,5 @@
-// What the bindings of CUDA kernels share: tensors as addresses, the stream, the type of the values, and the arguments that all ops have.
+// What the bindings of CUDA kernels share: tensors as addresses, the stream, the type of the values, and the arguments
+// that all ops have.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -103,8 +104,8 @@ void by_type(const Tensor& x, const Run& run) {
     run.template operator()<__half>();
 }
 
-// An unwritten tensor on the device of another; type: as aoti_torch_dtype_… returns it. Straight from the allocator, as the host's time
-// counts where it is used.
+// An unwritten tensor on the device of another; type: as aoti_torch_dtype_… returns it. Straight from the allocator, as
+// the host's time counts where it is used.
 inline Tensor unwritten(const Tensor& like, int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t type) {
   int32_t device;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
@@ -169,7 +170,8 @@ struct FfnTensors {
 };
 #define TWELL_FFN_SCHEMA "Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? b_gate, Tensor? b_up, Tensor? b_down, "
 
-// Where the probes read and write, each of all rows of the call, or none where it is not requested. n: the rows of the call.
+// Where the probes read and write, each of all rows of the call, or none where it is not requested. n: the rows of the
+// call.
 struct CountTensors {
 #define TWELL_FIELD(...) , Maybe
   using Fields = Types<Maybe, Maybe, Maybe, Maybe, Maybe, Maybe TWELL_NEURON_SUMS(TWELL_FIELD)>;

@@ -11,8 +11,8 @@
 namespace twell {
 
 // Allows a kernel this many bytes of shared memory. A larger limit that was set before stays, since another thread may
-// be about to launch the kernel with more. beside_others: a multiprocessor that runs it has all the shared memory that there
-// can be, so that CTAs of other kernels fit beside; else as much as this kernel needs.
+// be about to launch the kernel with more. beside_others: a multiprocessor that runs it has all the shared memory that
+// there can be, so that CTAs of other kernels fit beside; else as much as this kernel needs.
 template <typename... Parameters>
 void allow_shared(void (*kernel)(Parameters...), int bytes, bool beside_others = false) {
   static std::mutex mutex;

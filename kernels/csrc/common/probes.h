@@ -1,17 +1,20 @@
-// What the probes count: the neurons' sums, each declared once for all kernels, and where GPU kernels write. No device code.
+// What the probes count: the neurons' sums, each declared once for all kernels, and where GPU kernels write. No device
+// code.
 #pragma once
 
 #include <stdint.h>
 
 namespace twell {
 
-// What is summed up for each neuron, over the rows that fired it. Each line is a sum: SUM(name, type, empty, combine, firing).
+// What is summed up for each neuron, over the rows that fired it. Each line is a sum: SUM(name, type, empty, combine,
+// firing).
 //   empty    its value over no rows
 //   combine  how two sums become one: add, least or greatest
-//   firing   what one firing adds to it, in terms of `value`, `steps` (the value in steps of 2^-20), and the row's `token` and `sequence`,
-//            both from 0 up
-// From these lines follow the structs, the arguments of the ops, and all that the CPU kernel does with a sum. Only GPU kernels add by hand,
-// as they gather in shared memory first: `Sums` in probes.cuh. `NeuronSums` in kernels/stats.py declares the same sums in the same order.
+//   firing   what one firing adds to it, in terms of `value`, `steps` (the value in steps of 2^-20), and the row's
+//            `token` and `sequence`, both from 0 up
+// From these lines follow the structs, the arguments of the ops, and all that the CPU kernel does with a sum. Only GPU
+// kernels add by hand, as they gather in shared memory first: `Sums` in probes.cuh. `NeuronSums` in kernels/stats.py
+// declares the same sums in the same order.
 #define TWELL_NEURON_SUMS(SUM)                             \
   SUM(fires, unsigned long long, 0, add, 1)                \
   SUM(value_sum, unsigned long long, 0, add, steps)        \

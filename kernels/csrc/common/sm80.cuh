@@ -35,8 +35,8 @@ __device__ __forceinline__ uint4 load_16(const void* global, bool inside) {
   return v;
 }
 
-// Loads, likewise, and stores of one piece, from and to the L2, that may meet those of other threads of the GPU; alone they
-// put nothing else in order.
+// Loads, likewise, and stores of one piece, from and to the L2, that may meet those of other threads of the GPU; alone
+// they put nothing else in order.
 __device__ __forceinline__ uint32_t load_relaxed_4(const void* global, bool inside) {
   uint32_t v;
   asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n mov.b32 %0, 0;\n @p ld.relaxed.gpu.global.b32 %0, [%1];\n}\n"

@@ -1,6 +1,7 @@
-// The warpgroup product D[64 x N] (+)= A[64 x 16] B[N x 16]^T for N of 16, 32, 48, 64, 96, 112, 128, 144, 160, 176, 192,
-// 224 and 256. Operands are in shared memory, D is in N / 2 registers a thread: thread t of the warpgroup holds, for j < N
-// / 8 and h, e of 0 and 1, D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e] in d[4 * j + 2 * h + e].
+// The warpgroup product D[64 x N] (+)= A[64 x 16] B[N x 16]^T for N of 16, 32, 48, 64, 96, 112, 128, 144, 160, 176,
+// 192, 224 and 256. Operands are in shared memory, D is in N / 2 registers a thread: thread t of the warpgroup holds,
+// for j < N / 8 and h, e of 0 and 1, in d[4 * j + 2 * h + e] the sum
+// D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e].
 #pragma once
 
 #include <type_traits>

@@ -55,7 +55,8 @@ std::vector<Tensor> joined(const Threads& threads, const Tensor& like) {
   return out;
 }
 
-// What TwELL keeps of tiles past their slots: their places in `spill`, int32 [n, tiles], and [spilled, tile] of x's type.
+// What TwELL keeps of tiles past their slots: their places in `spill`, int32 [n, tiles], and [spilled, tile] of x's
+// type.
 std::pair<Tensor, Tensor> spilled(const Ffn& ffn, const Tensor& like, int64_t tiles) {
   Tensor places = torch::stable::new_empty(like, {ffn.n, tiles}, ScalarType::Int);
   int32_t* place = places.mutable_data_ptr<int32_t>();
@@ -141,8 +142,8 @@ struct Results {
   }
 };
 
-// Runs the products into `out`, and returns the threads with their sums of neurons. A row is known not to be finite only at its end, when
-// its neurons are summed already: that is rare, and all is then run again without it.
+// Runs the products into `out`, and returns the threads with their sums of neurons. A row is known not to be finite
+// only at its end, when its neurons are summed already: that is rare, and all is then run again without it.
 void run_counted(Ffn& ffn, const Level& level, const Plan& plan, const std::vector<float>& start, float* out, const Results& results,
                  bool neurons, std::optional<Threads>& threads) {
   const auto run = [&](Threads& own) {
@@ -157,8 +158,8 @@ void run_counted(Ffn& ffn, const Level& level, const Plan& plan, const std::vect
   run(threads.emplace(ffn, plan, neurons));
 }
 
-// Returns y and finite, and of the following what is wanted: nnz; nnz_used; tile counts [n, tiles]; the sums of neurons; words, values
-// (float32 only), spill_index and spill of TwELL.
+// Returns y and finite, and of the following what is wanted: nnz; nnz_used; tile counts [n, tiles]; the sums of
+// neurons; words, values (float32 only), spill_index and spill of TwELL.
 std::vector<Tensor> cpu_ffn(Arguments a) {
   const Level& level = pick_level(a.level);
   const auto gate_bias = widened(a.b_gate, a.w_gate.size(0)), up_bias = widened(a.b_up, a.w_gate.size(0));

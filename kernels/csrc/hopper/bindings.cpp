@@ -126,8 +126,8 @@ void ffn(Arguments a) {
   });
 }
 
-// What is known of a call in one pass before its rows come, so that the like of it can be run again: the host's time counts where that is
-// used.
+// What is known of a call in one pass before its rows come, so that the like of it can be run again: the host's time
+// counts where that is used.
 struct Prepared {
   Ffn f;                            // but the rows, the results and the workspace
   std::array<int64_t, 13> offsets;  // of the buffers in the workspace
@@ -136,8 +136,8 @@ struct Prepared {
   bool counts;  // whether rows have an nnz
 };
 
-// Returns a Prepared as a tensor of bytes on the host, in which the weights are addresses. x: rows like those to come; the weights as the
-// kernels read them, w_down by neuron.
+// Returns a Prepared as a tensor of bytes on the host, in which the weights are addresses. x: rows like those to come;
+// the weights as the kernels read them, w_down by neuron.
 Tensor prepare(Tensor x, Tensor w_gate, Maybe w_up, Tensor w_down, Maybe b_gate, Maybe b_up, Maybe b_down, Offsets offsets, int64_t bytes, int64_t rows,
                bool counts, bool planned) {
   const OnDeviceOf there(x);

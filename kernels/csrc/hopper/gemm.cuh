@@ -73,8 +73,8 @@ __device__ __forceinline__ int block_to_take(const Ffn& f, int i) {
   return (i - of_full_columns) % whole * kBlocks + more + (i - of_full_columns) / whole;
 }
 
-// The order in which clusters take tiles of pairs of blocks. All tiles of a pair, then of the next one; or, of weights that are
-// more than what stays in the L2 for the next pair, each tile for kPairs pairs, whose rows then stay there.
+// The order in which clusters take tiles of pairs of blocks. All tiles of a pair, then of the next one; or, of weights
+// that are more than what stays in the L2 for the next pair, each tile for kPairs pairs, whose rows then stay there.
 struct PairTiles {
   static constexpr int64_t kStay = 25 << 20;  // bytes
   static constexpr int kPairs = 8;
@@ -115,8 +115,8 @@ __device__ __forceinline__ unsigned char* hidden_panel(const Ffn& f, int block, 
   return static_cast<unsigned char*>(f.hidden) + (static_cast<int64_t>(block) * f.panels + panel) * kPanelBytes;
 }
 
-// Fills the ring with `steps` of a tile of a cluster of two: x of this CTA's rows, and half of the weights for both CTAs.
-// By a warp.
+// Fills the ring with `steps` of a tile of a cluster of two: x of this CTA's rows, and half of the weights for both
+// CTAs. By a warp.
 __device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensorMap& x_map, const CUtensorMap& w_map,
                                            int m0, int height, int tile, int rank, int steps, int lane) {
   const int bytes = height * (kTileK * 2) + kBBytes;
@@ -132,10 +132,10 @@ __device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensor
   }
 }
 
-// D[64 x kN] of this warpgroup over `steps` stages. `hook` runs in one of the steps, the hook_at-th or the last; or it takes the
-// step, and returns in which it runs again. Frees each stage, in `kCluster` CTAs, once its products are done. copied: whether threads' own copies are among those
-// that fill the stages. kTransposeA: A's tile is MN-major, [2 blocks of 64 rows][64 of k][64]. kArrivals: a warp's at each CTA of a
-// cluster
+// D[64 x kN] of this warpgroup over `steps` stages. `hook` runs in one of the steps, the hook_at-th or the last; or it
+// takes the step, and returns in which it runs again. Frees each stage, in `kCluster` CTAs, once its products are done.
+// copied: whether threads' own copies are among those that fill the stages. kTransposeA: A's tile is MN-major, [2
+// blocks of 64 rows][64 of k][64]. kArrivals: a warp's at each CTA of a cluster
 template <typename T, int kN, int kTransposeB, int kCluster, int kTransposeA = 0, int kArrivals = 1, typename Hook>
 __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, bool copied, const Consumer& c, Hook hook,
                                          int hook_at = 8) {

@@ -49,7 +49,7 @@ struct Ffn {
   // [rows, tiles, 32, 8]: such tiles, dense, with chunk c of row r at c ^ (r % 8), and those that are left as words
   // too; the gate does not write other tiles
   void* spill;
-  uint32_t* masks;       // [rows, tiles, 8]: what fires, a bit a neuron; without a plan, counts of rows by groups of neurons
+  uint32_t* masks;       // [rows, tiles, 8]: what fires, a bit a neuron; without a plan, counts of rows by groups
   uint32_t* fired;       // [blocks, tiles, 8]: likewise for any of 128 consecutive rows
   // [rows + 1]: how many neurons a row fires, with kNonfiniteGate if its gate values are not finite, and kNonfiniteUp
   // if up products that the gate's kernel made are not; then the number of `tasks`. Zeros at first
@@ -57,8 +57,8 @@ struct Ffn {
   // [3 * windows + 2 * pairs of blocks * tiles], after row_sums: which tiles are dense in `spill`, as in
   // dense_tiles.cuh. Zeros at first; null in a plain FFN, and with more than kDenseTileBlocks
   int* dense_tiles;
-  // whether the gate's kernel may continue with their up products. `up` makes those again that lie in blocks which then do
-  // not run dense, so it may not where used products are counted
+  // whether the gate's kernel may continue with their up products. `up` makes those again that lie in blocks which then
+  // do not run dense, so it may not where used products are counted
   bool continues_with_up;
   int* order;  // [windows * 1024]: the rows of each block, by nnz within a window; entries from `rows` on stay in place
   // [blocks, panels * 64]: the block's neurons, ascending; neuron 0 fills the last 64 of them, or the first 64 of an
@@ -77,16 +77,16 @@ struct Ffn {
   uint8_t* finite;       // [rows]: 1, or 0 for a row that is not finite; written by the plan, and again by `up`
   int* nnz;  // [rows] or null: how many neurons a row fires; 0 for a row that is not finite. Written with `finite`
 
-  // [1] or null: of a backward pass that may repeat the forward pass, how many values that one had to keep. The launches
-  // do nothing where they were at most `capacity`
+  // [1] or null: of a backward pass that may repeat the forward pass, how many values that one had to keep. The
+  // launches do nothing where they were at most `capacity`
   const int* used;
   int capacity;
 
   // [rows] or null, zeros from the caller: with a ReLU on the up branch too, how many products are not zero
   int* nnz_used;
 
-  // of `rows16`, as dispatch.h chooses: whether groups are wide; whether down weights of dense groups are left alone; how
-  // many groups further on the one is whose gate weights are prefetched, or 0
+  // of `rows16`, as dispatch.h chooses: whether groups are wide; whether down weights of dense groups are left alone;
+  // how many groups further on the one is whose gate weights are prefetched, or 0
   bool wide_groups, leaves_dense;
   int next_group;
 };

@@ -33,7 +33,8 @@ __device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Cons
       if (!kUpRelu) sm80::load_matrices<false>(pair[j], smem_address(at(j)));
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (kUpRelu) sm80::load_matrices<false>(pair[j], smem_address(at(j)));  // counting takes the registers of loads ahead
+      // Counting takes the registers of loads ahead.
+      if (kUpRelu) sm80::load_matrices<false>(pair[j], smem_address(at(j)));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float u[2] = {up_activated(d[32 * p + 8 * j + 2 * i]), up_activated(d[32 * p + 8 * j + 2 * i + 1])};

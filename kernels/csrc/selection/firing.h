@@ -1,11 +1,11 @@
 // What is done with a single firing, and with a window of them, on a GPU and on a CPU alike: only who does it differs.
 //
-// A list is k keys, greatest first. A key goes down it: in each place the greater one stays, and the other goes on. A place
-// thus passes on all but the greatest that it ever gets, whatever the order, and only grows; so one that holds a greater key
-// is passed by without an atomic, and a key that is not greater than the last one is not inserted at all.
+// A list is k keys, greatest first. A key goes down it: in each place the greater one stays, and the other goes on. A
+// place thus passes on all but the greatest that it ever gets, whatever the order, and only grows; so one that holds a
+// greater key is passed by without an atomic, and a key that is not greater than the last one is not inserted at all.
 //
-// V, a type of values: Raw, as stored; of_slot(p, at, slot, word): that of a slot of the at-th tile; of_spill(p, at): the
-// at-th of `spill`; number(raw): as float32; kNaN. The includer has atomicAdd, atomicMax, `glance` and `bits_of`.
+// V, a type of values: Raw, as stored; of_slot(p, at, slot, word): that of a slot of the at-th tile; of_spill(p, at):
+// the at-th of `spill`; number(raw): as float32; kNaN. The includer has atomicAdd, atomicMax, `glance` and `bits_of`.
 #pragma once
 
 #include "selection/selection.h"

@@ -1,12 +1,12 @@
 // The same scan of firings with a CTA for a tile of columns and some of the rows, in place of a warp for a row.
 //
-// What a firing needs is then in shared memory: the counts of the tile's neurons by value, and what a firing needs at least to
-// enter a list. That starts as the bounds of earlier batches, and rises with the last key of a list each time one is looked at:
-// a key below it was in no list before, and is in none now, as the last key of a list only grows. So global memory sees the
-// words once, the few firings that may enter a list, and the counts at the end.
+// What a firing needs is then in shared memory: the counts of the tile's neurons by value, and what a firing needs at
+// least to enter a list. That starts as the bounds of earlier batches, and rises with the last key of a list each time
+// one is looked at: a key below it was in no list before, and is in none now, as the last key of a list only grows. So
+// global memory sees the words once, the few firings that may enter a list, and the counts at the end.
 //
-// A warp takes 32 rows, a lane each, as most tiles have a few words. A tile past its slots is read by the whole warp, eight
-// values a lane.
+// A warp takes 32 rows, a lane each, as most tiles have a few words. A tile past its slots is read by the whole warp,
+// eight values a lane.
 #pragma once
 
 #include "selection/selection.cuh"
@@ -38,7 +38,8 @@ struct TileScan {
   int *most;   // [kBands][tile]: the greatest draw that may enter
   int *least;  // [tile]: the least value that may enter, as bits
 
-  // Where a column's numbers are: eight columns in a row, which a lane reads, are in the same bank, those of other lanes in others.
+  // Where a column's numbers are: eight columns in a row, which a lane reads, are in the same bank, those of other
+  // lanes in others.
   __device__ __forceinline__ int place_of(int column) const { return column % kAtOnce * (p.tile / kAtOnce) + column / kAtOnce; }
   __device__ __forceinline__ int column_at(int place) const { return place % (p.tile / kAtOnce) * kAtOnce + place / (p.tile / kAtOnce); }
   __device__ __forceinline__ int neuron_of(int column) const { return number * p.tile + column; }

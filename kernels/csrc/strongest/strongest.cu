@@ -19,7 +19,8 @@ struct Found {
 template <int kBins>
 __device__ __forceinline__ Found find(const int* bins, int k) {
   constexpr int kEach = kBins / 32;
-  const int lane = threadIdx.x % 32, top = kBins - 1 - kEach * lane;  // a lane has kEach bins, the first lane the greatest
+  // A lane has kEach bins, the first lane the greatest.
+  const int lane = threadIdx.x % 32, top = kBins - 1 - kEach * lane;
   int mine = 0;
   for (int i = 0; i < kEach; ++i) mine += bins[top - i];
   int upto = mine;

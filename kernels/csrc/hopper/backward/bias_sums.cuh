@@ -1,7 +1,8 @@
-// Gradients of the biases: sums of du and dg over tokens, from the chunks of each group of 64 neurons, and of dy over rows.
+// Gradients of the biases: sums of du and dg over tokens, from the chunks of each group of 64 neurons, and of dy over
+// rows.
 //
-// A cluster of eight CTAs for each group, or for 64 outputs, each with an equal part of the chunks or rows. The first CTA
-// adds what the others have, in their order: same call, same bits.
+// A cluster of eight CTAs for each group, or for 64 outputs, each with an equal part of the chunks or rows. The first
+// CTA adds what the others have, in their order: same call, same bits.
 #pragma once
 
 #include "hopper/backward/weights.cuh"

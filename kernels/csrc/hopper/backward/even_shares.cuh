@@ -98,8 +98,9 @@ class EvenShares {
       (m_.before[middle] <= rest ? low : high) = middle;
     }
     const int into = rest - m_.before[low], steps = max(length(low) - kTileSteps, 0), tile = which * items_ + low;
-    // No border may lie before an earlier one, as of several in a tile: the CTA between the two would leave a piece undone
-    // that others wait for. So those past the last cut, but not past the middle, are that cut, not the tile's beginning.
+    // No border may lie before an earlier one, as of several in a tile: the CTA between the two would leave a piece
+    // undone that others wait for. So those past the last cut, but not past the middle, are that cut, not the tile's
+    // beginning.
     const int last_cut = steps - kLeastCut;
     if (last_cut >= kLeastCut && into >= kLeastCut && (into <= last_cut || 2 * into <= length(low))) return {tile, min(into, last_cut)};
     return {tile + (2 * into > length(low)), 0};

@@ -7,12 +7,13 @@
 // read again. Values in a bucket are in any order: nothing is summed in that order. The sums of |h| have one order of
 // their own.
 //
-// With room for g and h as matrices, the rows of the first launch say whether those are kept instead: compact/keep_whole.cuh.
+// With room for g and h as matrices, the rows of the first launch say whether those are kept instead:
+// compact/keep_whole.cuh.
 //
 // A block whose values no longer fit is left out. One that fires much asks before they are listed, as that takes longer
 // than all else here: whether the rows so far are such that all will fit, since some are of no use. If a block was left
-// out, the backward pass repeats gate, plan, up and `keep`, with memory for all values, each block's at a place of its own;
-// else it copies what was kept there.
+// out, the backward pass repeats gate, plan, up and `keep`, with memory for all values, each block's at a place of its
+// own; else it copies what was kept there.
 #pragma once
 
 #include "common/bits.cuh"
@@ -28,7 +29,8 @@ constexpr int kListed = 4096;  // most values of a CTA's list
 
 constexpr int kLeftOut = -1;  // in place of a block's first value: there is no room for them
 
-constexpr int kLoudRows = 256;  // firings of a row in the mean of a block, from which it is asked early whether there is room
+// Firings of a row in the mean of a block, from which it is asked early whether there is room.
+constexpr int kLoudRows = 256;
 
 // A value in the list: its neuron and row, slot in its tile, and place in its panel's bucket.
 struct ListedValue {
@@ -121,8 +123,8 @@ struct Keeping {
         one(in_block, row, counted == nullptr || counted[row] != 0);
   }
 
-  // Copies order and union, and computes the union's bits. first: the number of the first row, if the rows are some of a
-  // call's, as those of any blocks are
+  // Copies order and union, and computes the union's bits. first: the number of the first row, if the rows are some of
+  // a call's, as those of any blocks are
   template <typename... First>
   __device__ __forceinline__ void read_union(First... first) const {
     const int64_t list = static_cast<int64_t>(block) * f.panels * kPanelColumns;
@@ -145,8 +147,8 @@ struct Keeping {
   }
 
   // Whether to leave out a block that fires much: if the rows up to the last of this launch fire more in the mean than
-  // there is room for, since then the call's values will hardly all be kept, and some alone are of no use. All CTAs of the
-  // cluster agree. first: as in read_union
+  // there is room for, since then the call's values will hardly all be kept, and some alone are of no use. All CTAs of
+  // the cluster agree. first: as in read_union
   template <typename... First>
   __device__ __forceinline__ bool is_left_out(First... first) const {
     if (k.repeats()) return false;
@@ -174,8 +176,8 @@ struct Keeping {
     return load_remote(base, kKeepCtas - 1) == kLeftOut;
   }
 
-  // Counts how often each neuron fires in this CTA's rows, listing no values: a thread for a word of 32, whose counts lie
-  // across the bits of as many words as a count has bits.
+  // Counts how often each neuron fires in this CTA's rows, listing no values: a thread for a word of 32, whose counts
+  // lie across the bits of as many words as a count has bits.
   __device__ __forceinline__ void count_fires() const {
     constexpr int kRows = kBlockRows / kKeepCtas, kBits = 6, kAhead = 8;
     static_assert(kRows < 1 << kBits && kRows <= kKeepThreads);
@@ -294,7 +296,8 @@ struct Keeping {
   }
 };
 
-// In compact/keep_whole.cuh: whether a call is kept whole, and what a CTA then does for it, which returns a warp's sum of |h|.
+// In compact/keep_whole.cuh: whether a call is kept whole, and what a CTA then does for it, which returns a warp's sum
+// of |h|.
 template <typename T, typename... First>
 __device__ __forceinline__ bool keeps_whole(const Keeping<T>&, First... first);
 template <typename T>

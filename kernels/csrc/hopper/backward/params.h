@@ -33,10 +33,12 @@ struct Kept {
   uint16_t* unions;     // [blocks, panels * 64], as in Ffn
   int* union_sizes;     // [blocks]
   int* fires;           // [d_ff]: counted rows that fire each neuron. Zeros at first
-  // [1]: values so far; more than `capacity` if any were left out; kKeptWhole. Zero at first. Null in a pass that is repeated
+  // [1]: values so far; more than `capacity` if any were left out; kKeptWhole. Zero at first. Null in a pass that is
+  // repeated
   int* used;
   float* l1_parts;      // [blocks, kKeepCtas]: sums of |h| over counted rows
-  // [2][rows, d_ff]: g and h of a call that is kept whole; in a plain FFN h alone. Null without room. Values lie in the first one
+  // [2][rows, d_ff]: g and h of a call that is kept whole; in a plain FFN h alone. Null without room. Values lie in the
+  // first one
   uint16_t* whole;
   int whole_from;       // firings of a row in the mean of the first rows, above which a call is kept whole
 

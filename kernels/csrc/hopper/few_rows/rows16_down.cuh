@@ -16,7 +16,8 @@ struct Rows16Down {
   // kPitch: floats of a row's sums, so that rows lie banks apart. kDepth: boxes of a ring.
   static constexpr int kRows = 8 * kTiles, kPitch = kRows16Outputs + 4;
   static constexpr int kDepth = kTiles == 1 && kNeurons == kGroupNeurons ? 2 : 1;
-  static constexpr int kRingBytes = kDepth * kRows16BoxBytes<kNeurons>;  // of a warp; its sums are stored there in the end
+  // of a warp; its sums are stored there in the end
+  static constexpr int kRingBytes = kDepth * kRows16BoxBytes<kNeurons>;
   static_assert(kRows * kPitch * 4 <= kRingBytes);
   struct Shared {
     float parts[kRows16Splits][kRows][kRows16Share];  // each CTA's sums of this one's outputs
@@ -26,8 +27,9 @@ struct Rows16Down {
   static constexpr int kBytes = kRows16Warps * kRingBytes + sizeof(Shared) + 1024;
 };
 
+// Groups whose weights fit into registers.
 template <int kTiles, int kNeurons>
-constexpr int kRows16AtOnce = kTiles == 2 ? 2 : kNeurons == kGroupNeurons ? 4 : 3;  // groups whose weights fit into registers
+constexpr int kRows16AtOnce = kTiles == 2 ? 2 : kNeurons == kGroupNeurons ? 4 : 3;
 
 // Adds 16 neurons: four of them for eight outputs and all rows.
 template <typename T, int kTiles>
@@ -52,8 +54,8 @@ __device__ __forceinline__ void begin_rows16_down(typename Rows16Down<kTiles, kN
   if (thread == 0) barrier_expect(&s.sent, kRows16Splits * rows * kRows16Share * sizeof(float));
 }
 
-// Adds the sums of the CTA's warps, in order, and sends each CTA of the cluster those of its outputs; NaN of rows that are
-// not finite.
+// Adds the sums of the CTA's warps, in order, and sends each CTA of the cluster those of its outputs; NaN of rows that
+// are not finite.
 template <int kTiles, int kNeurons>
 __device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles, kNeurons>::Shared& s, const unsigned char* rings,
                                                  int rows, int rank, int thread) {
@@ -72,8 +74,8 @@ __device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles, kNe
   }
 }
 
-// Adds what the cluster's CTAs send, in order of rank, and writes this CTA's outputs. Rows that are not finite have sums
-// that are NaN.
+// Adds what the cluster's CTAs send, in order of rank, and writes this CTA's outputs. Rows that are not finite have
+// sums that are NaN.
 template <typename T, int kTiles, int kNeurons>
 __device__ __forceinline__ void write_rows16_outputs(typename Rows16Down<kTiles, kNeurons>::Shared& s, const Ffn& f, int out0,
                                                      int rank, int thread) {

@@ -86,8 +86,8 @@ struct Rows16Warp {
         fetch(f, x_map, map, static_cast<const T*>(weights), list, first, count, (at + i) % Gate::kDepth, box);
   }
 
-  // Writes the sums over this warp's share of k of 16 kM neurons and all rows, [neuron][row], to its ring, once the first
-  // stages are requested. Values of neurons past the list are undefined, and so are their sums.
+  // Writes the sums over this warp's share of k of 16 kM neurons and all rows, [neuron][row], to its ring, once the
+  // first stages are requested. Values of neurons past the list are undefined, and so are their sums.
   template <int kM>
   __device__ __forceinline__ void product(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map, const void* weights,
                                           const uint16_t* list, int first, int count) {
@@ -195,7 +195,8 @@ __device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles, k
   }
 }
 
-// Writes the hidden state of the list, padded with zeros to 16 neurons; or of the whole group; or, in a rehearsal, nothing.
+// Writes the hidden state of the list, padded with zeros to 16 neurons; or of the whole group; or, in a rehearsal,
+// nothing.
 template <typename T, int kTiles, int kNeurons>
 __device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const Rows16Sums& sums,
                                                  const Ffn& f, uint2* hidden, int first, int count, bool rehearsal) {
@@ -235,8 +236,8 @@ __device__ __forceinline__ uint32_t rows_that_fire(const typename Rows16Gate<kTi
   return rows;
 }
 
-// Lists the neurons that fire, by their number in the CTA, with their pairs if they are few. Unless in a rehearsal, says so
-// to the scout, and hands on how many each row fires.
+// Lists the neurons that fire, by their number in the CTA, with their pairs if they are few. Unless in a rehearsal,
+// says so to the scout, and hands on how many each row fires.
 template <int kTiles, int kNeurons>
 __device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles, kNeurons>::Shared& s, Rows16Group<kNeurons>& group, bool rehearsal) {
   const int thread = threadIdx.x;
@@ -281,8 +282,9 @@ __device__ __forceinline__ void scout_rows16(typename Rows16Gate<kTiles, kNeuron
   prefetch_after_rows16_gate<T, kNeurons>(f, s.list, first, count, lane);
 }
 
+// With registers for three, a CTA leaves room for `rows16_down`.
 template <typename T, int kTiles, int kNeurons>
-__global__ void __launch_bounds__(kRows16Threads + 32, 3)  // with registers for three, one leaves room for `rows16_down`
+__global__ void __launch_bounds__(kRows16Threads + 32, 3)
     rows16_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
                    const __grid_constant__ CUtensorMap up_map, const Ffn f, bool dense) {
   using Gate = Rows16Gate<kTiles, kNeurons>;
@@ -307,8 +309,8 @@ __global__ void __launch_bounds__(kRows16Threads + 32, 3)  // with registers for
   wait_for_launches();
   if (thread == 0) barrier_arrive(&s.begun);
   mine.request(f, x_map, gate_map, nullptr, nullptr, first, kNeurons);
-  // What follows the gate product runs once before, on nothing, while the first weights are on their way: its code comes from
-  // far.
+  // What follows the gate product runs once before, on nothing, while the first weights are on their way: its code
+  // comes from far.
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
     const bool rehearsal = pass == 0;

@@ -1,6 +1,6 @@
-// The up product of a group of neurons of which little fires: single pairs of a neuron and a row that fires it. All that
-// they need is requested at once and goes to registers, so it takes one trip to memory where a product of boxes takes a
-// copy into the ring, a product of 16 neurons and a wait for each 64 of k.
+// The up product of a group of neurons of which little fires: single pairs of a neuron and a row that fires it. All
+// that they need is requested at once and goes to registers, so it takes one trip to memory where a product of boxes
+// takes a copy into the ring, a product of 16 neurons and a wait for each 64 of k.
 #pragma once
 
 #include "common/convert.cuh"

@@ -1,5 +1,5 @@
-// What one warp of a CTA of `rows16_gate_up` does for the others, which multiply: it prefetches what comes next, and sees to
-// what is handed on to `rows16_down`.
+// What one warp of a CTA of `rows16_gate_up` does for the others, which multiply: it prefetches what comes next, and
+// sees to what is handed on to `rows16_down`.
 #pragma once
 
 #include "hopper/few_rows/rows16.cuh"
@@ -24,9 +24,9 @@ __device__ __forceinline__ void clear_group(Rows16Group<kNeurons>& group, uint2*
   });
 }
 
-// Prefetches the gate's weights into the L2 until the launches before have ended (`begun` completes), which is a hint, whatever
-// they may still write; and lets `rows16_down` start, and the others hand on (`cleared` completes), once nothing that the
-// launches before left looks handed on.
+// Prefetches the gate's weights into the L2 until the launches before have ended (`begun` completes), which is a hint,
+// whatever they may still write; and lets `rows16_down` start, and the others hand on (`cleared` completes), once
+// nothing that the launches before left looks handed on.
 template <typename T, int kTiles, int kNeurons>
 __device__ __forceinline__ void begin_rows16(uint64_t* begun, uint64_t* cleared, const Ffn& f, Rows16Group<kNeurons>& group, uint2* hidden, int first, int lane) {
   for (int row = first; row < min(first + kNeurons, f.d_ff) && !barrier_ready(begun, 0); ++row)
@@ -39,7 +39,8 @@ __device__ __forceinline__ void begin_rows16(uint64_t* begun, uint64_t* cleared,
   let_next_launch();
 }
 
-// Hands on the list of the `count` neurons that fire, by their number in the FFN, and which rows' gate values are not finite.
+// Hands on the list of the `count` neurons that fire, by their number in the FFN, and which rows' gate values are not
+// finite.
 template <int kNeurons>
 __device__ __forceinline__ void hand_on(Rows16Group<kNeurons>& group, const uint16_t* list, int first, int count,
                                         uint32_t broken, int lane) {

@@ -3,9 +3,9 @@
 //
 // In `rows64_gate_up` a CTA has 48 neurons and all rows: their gate rows stream through a ring of stages, and it
 // computes the up product of those that any row fires at once. `rows64_down` goes over the union, a cluster for 64
-// outputs, each of whose CTAs takes a third of the union, or a sixth where outputs are few; their sums are added in one order.
-// Clusters of four would not use all multiprocessors, and two CTAs on one take twice as long. Products this small last as long as their latency,
-// about 70 cycles for 16 of k: warpgroups divide k, and add their sums at the end.
+// outputs, each of whose CTAs takes a third of the union, or a sixth where outputs are few; their sums are added in one
+// order. Clusters of four would not use all multiprocessors, and two CTAs on one take twice as long. Products this
+// small last as long as their latency, about 70 cycles for 16 of k: warpgroups divide k, and add their sums at the end.
 //
 // The launches hand on (hidden, in `Ffn`): [d_ff][rows padded to a multiple of 64], with the neurons of the union
 // alone. In `unions`, for each 48 neurons: 64 bits, those that fired; then, for each, a bit a row that is not finite.

@@ -13,8 +13,8 @@ constexpr int kDownConsumers = 256, kDownProducers = 256, kDownSide = kTileK * 6
 constexpr int kDownHalves = 2;  // warpgroups that divide a stage's 64 of k
 constexpr int kDownStageBytes = 2 * kDownSide;
 
-// Besides the ring: what the CTAs of a cluster send each other; a CTA's share of the union; the bits of what fires, and how
-// many fire before each group.
+// Besides the ring: what the CTAs of a cluster send each other; a CTA's share of the union; the bits of what fires, and
+// how many fire before each group.
 template <int kSplits>
 struct DownSpace {
   // outputs that a CTA adds; the last CTAs have the remaining ones, or none
@@ -144,8 +144,8 @@ __device__ __forceinline__ void consume_rows64_down(Stages& ring, const Ffn& f, 
   }
 }
 
-// Adds what the cluster's warpgroups have sent once all have, in order, and writes this CTA's outputs, NaN in rows that are
-// not finite.
+// Adds what the cluster's warpgroups have sent once all have, in order, and writes this CTA's outputs, NaN in rows that
+// are not finite.
 template <typename T, int kSplits>
 __device__ __forceinline__ void write_rows64_outputs(const Ffn& f, typename DownSpace<kSplits>::Parts parts, const uint32_t* broken,
                                                      int out0, uint32_t rank) {

@@ -19,8 +19,8 @@ using namespace twell::sm90;
 constexpr int kPairRows = 2 * kBlockRows;
 // Thresholds, in 128ths of the neurons, for the mean over rows. A window whose rows fire more stays in place though its
 // rows are somewhat uneven. A tile that fires more leaves dense though not all of it fires; this one is lower, as tiles
-// differ. One that fires less than the lowest may leave both dense and as words. A tile of which nearly all fires counts
-// for more in its window, since another order of rows gains nothing there, so one in fifteen may fire less.
+// differ. One that fires less than the lowest may leave both dense and as words. A tile of which nearly all fires
+// counts for more in its window, since another order of rows gains nothing there, so one in fifteen may fire less.
 constexpr int kHighNnzWindow = 14, kHighNnzTile = 11, kLowNnzTile = 4, kNearlyAll = 15;
 
 // Whether `fired` firings of this many rows and neurons exceed a threshold.
@@ -28,9 +28,9 @@ __host__ __device__ constexpr bool is_high_nnz(int share, uint64_t fired, uint64
   return 128 * fired >= share * rows * neurons;
 }
 
-// Whether a tile whose rows fire `fired` times, and `united` of its neurons, leaves both dense and as words: most of its
-// neurons fire, each seldom. Which of the two serves hangs on the window, as tiles of even inputs differ more in what
-// they fire than windows that gain from unions do from those that do not.
+// Whether a tile whose rows fire `fired` times, and `united` of its neurons, leaves both dense and as words: most of
+// its neurons fire, each seldom. Which of the two serves hangs on the window, as tiles of even inputs differ more in
+// what they fire than windows that gain from unions do from those that do not.
 __device__ __forceinline__ bool leaves_both(int united, uint64_t fired, int rows, int neurons) {
   return 50 * united >= 33 * neurons && !is_high_nnz(kLowNnzTile, fired, rows, neurons);
 }
@@ -89,9 +89,9 @@ class DensePairs {
     }
     return is_by_gate(word);
   }
-  // Whether the window is of high nnz and three of four of its tiles or more are listed. In order of nnz, all up products
-  // that clusters have made would be made again. With fewer dense tiles, other blocks gain more by it. Once it is so it
-  // stays so; after the gate it is final.
+  // Whether the window is of high nnz and three of four of its tiles or more are listed. In order of nnz, all up
+  // products that clusters have made would be made again. With fewer dense tiles, other blocks gain more by it. Once it
+  // is so it stays so; after the gate it is final.
   __device__ __forceinline__ bool mostly_dense(const Ffn& f, int window, int rows) const {
     return is_high_nnz(kHighNnzWindow, fired(window), rows, f.d_ff) &&
            4 * __ldcg(listed_ + window) >= 3 * ((rows + kPairRows - 1) / kPairRows * f.tiles);

@@ -83,8 +83,8 @@ __device__ __forceinline__ void announce_part(const Ffn& f, int at) {
   if (threadIdx.x % 32 == 0) release_store(f.part_ready + at * kPartWarps + threadIdx.x / 32, 1);
 }
 
-// Fetches a part that a share has left, once it is announced, through the ring: a quarter of every thread's sums for each
-// stage. By the producers.
+// Fetches a part that a share has left, once it is announced, through the ring: a quarter of every thread's sums for
+// each stage. By the producers.
 __device__ __forceinline__ void bring_part(const Ffn& f, Shared& s, Ring& ring, int at) {
   const int thread = threadIdx.x - kConsumers, warp = thread / 32, lane = thread % 32;
   const int* ready = f.part_ready + at * kPartWarps + lane;
@@ -126,8 +126,8 @@ __device__ __forceinline__ void add_part(float (&d)[128], Shared& s, Ring& ring,
   }
 }
 
-// Fills the ring with a task's steps if it takes every neuron, from `turned` steps further on and round. shared: for two CTAs
-// that take the same outputs, half of the weights for both. By a warp.
+// Fills the ring with a task's steps if it takes every neuron, from `turned` steps further on and round. shared: for
+// two CTAs that take the same outputs, half of the weights for both. By a warp.
 __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& f, Shared& s, Ring ring,
                                            const DownPiece& task, int turned, bool shared, int lane) {
   constexpr int kColumns = 64;  // of a box of W

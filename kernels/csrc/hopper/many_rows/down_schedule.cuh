@@ -14,9 +14,10 @@
 // continues about where the first piece has ended. CTAs then read the same steps of weights and hidden state at the
 // same time.
 //
-// If all blocks run dense, a cluster of two CTAs takes two blocks for the same outputs, each CTA a block, and each fetches half of the
-// weights for both: without that they wait for the L2. All of the above then goes by pairs of blocks and clusters. Of an odd number of blocks
-// the last has no other: its tasks come last, and in each the cluster's CTAs take outputs of their own.
+// If all blocks run dense, a cluster of two CTAs takes two blocks for the same outputs, each CTA a block, and each
+// fetches half of the weights for both: without that they wait for the L2. All of the above then goes by pairs of
+// blocks and clusters. Of an odd number of blocks the last has no other: its tasks come last, and in each the cluster's
+// CTAs take outputs of their own.
 //
 // Example: three CTAs; three blocks with one task each (d_model 256), whose unions take 10, 6 and 26 steps. Each task
 // counts kTaskSteps more: 14, 10 and 30 are 54 in all, and an equal share is 18.
@@ -108,7 +109,8 @@ class Shares {
     cut_ = __syncthreads_or(uneven && lane < 31 && share < ctas());
   }
 
-  // Whether the CTAs of a cluster take tasks together. It counts as one of the CTAs then, and a block below is a pair of them.
+  // Whether the CTAs of a cluster take tasks together. It counts as one of the CTAs then, and a block below is a pair
+  // of them.
   __device__ __forceinline__ bool paired() const { return paired_; }
   __device__ __forceinline__ int ctas() const { return paired_ ? gridDim.x / kDownCluster : gridDim.x; }
   __device__ __forceinline__ int cta() const { return paired_ ? blockIdx.x / kDownCluster : blockIdx.x; }

@@ -93,8 +93,8 @@ __device__ __forceinline__ void pack_gate(const Ffn& f, Shared& s, GateMemory& m
 // gate's values into the staging tile, and it writes the hidden state from there. drained: the phase in which the
 // packing warps have left the staging tile; fetched: the phase in which the gate's values have arrived.
 //
-// The gate's values come from memory, and weights for the ring come after them. So the warps fetch their parts one after
-// the other, into the L2 at first, and late enough that the gate's last tile is packed.
+// The gate's values come from memory, and weights for the ring come after them. So the warps fetch their parts one
+// after the other, into the L2 at first, and late enough that the gate's last tile is packed.
 template <typename T>
 __device__ __forceinline__ void consume_dense_tile(float (&d)[128], Ring& ring, const CUtensorMap& spill_map,
                                                    const Ffn& f, Shared& s, GateMemory& m, const DenseTask& task,

@@ -191,8 +191,8 @@ __device__ __forceinline__ void write_tasks(const Ffn& f, const PlanShared& s, c
       *task++ = make_int2(work.block, 32 * panel + 16 * u.all + 8 * work.consecutive + min(chunk, panels - panel));
 }
 
-// All steps for a block that is settled: rows stay in place, and values in `spill`. Up products that the gate's kernel has
-// not taken by now are left to `up`. Whether a row is finite is known once that kernel has ended.
+// All steps for a block that is settled: rows stay in place, and values in `spill`. Up products that the gate's kernel
+// has not taken by now are left to `up`. Whether a row is finite is known once that kernel has ended.
 __device__ __forceinline__ void plan_settled(const Ffn& f, PlanShared& s, const PlanWork& work, int processors) {
   const Union u{nullptr, nullptr, 0, s.size, true};
   const int thread = threadIdx.x, row = work.m0 + thread;
@@ -288,8 +288,8 @@ __device__ __forceinline__ void store_panels(const Ffn& f, const PlanShared& s, 
   bulk_commit();
 }
 
-// Plans the CTA's block if it is settled; returns whether it is. In the kernel's own code this would cost the rest of the
-// plan registers that it does not have.
+// Plans the CTA's block if it is settled; returns whether it is. In the kernel's own code this would cost the rest of
+// the plan registers that it does not have.
 inline __device__ __noinline__ bool plan_if_settled(const Ffn& f, PlanShared& s, int windows, int high_nnz_splits, int splits, int processors) {
   PlanWork work(f, windows, high_nnz_splits, splits);
   if (!is_settled(f, work.m0)) return false;

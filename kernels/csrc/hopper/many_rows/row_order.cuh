@@ -111,8 +111,8 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
   const unsigned long long squares =
       __reduce_add_sync(~0u, w.squares[0][lane]) + (static_cast<unsigned long long>(__reduce_add_sync(~0u, w.squares[1][lane])) << 16);
   // Whether their deviation is at most a quarter of the mean, or a 256th of d_ff and the mean, or a 1024th of d_ff:
-  // sorting then gains less than scattered rows cost. In a window of high nnz, half of the mean; any if most of its tiles
-  // are dense.
+  // sorting then gains less than scattered rows cost. In a window of high nnz, half of the mean; any if most of its
+  // tiles are dense.
   const unsigned long long spread = rows * squares - sums * sums, most = static_cast<unsigned long long>(rows) * f.d_ff;
   const int share = f.dense_tiles != nullptr && is_high_nnz(kHighNnzWindow, DensePairs(f).fired(m0 / kWindow), rows, f.d_ff) ? 4 : 16;
   const bool alike = share * spread <= sums * sums || (spread <= sums * sums && spread <= most * most >> 16);

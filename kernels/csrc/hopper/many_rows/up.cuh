@@ -99,8 +99,8 @@ __device__ __forceinline__ void request_step(const CUtensorMap& x_map, const CUt
   }
 }
 
-// Where in k a block's tasks that gather begin, to go round from there. Blocks fire much the same neurons, so CTAs that begin
-// together would all request the same lines.
+// Where in k a block's tasks that gather begin, to go round from there. Blocks fire much the same neurons, so CTAs that
+// begin together would all request the same lines.
 __device__ __forceinline__ int first_step_of(int block, int steps) { return uniform(block * 5 % steps); }
 
 template <typename T>

@@ -14,8 +14,8 @@ __device__ __forceinline__ int share_of(int total, int splits) {
 }
 
 // Writes the neurons of this CTA's share of the block's union, ascending, to `list`; returns how many. By kWarps warps,
-// this thread of which is the thread-th; sync() is a barrier of theirs. meanwhile() runs while the bits of what fired are
-// in flight.
+// this thread of which is the thread-th; sync() is a barrier of theirs. meanwhile() runs while the bits of what fired
+// are in flight.
 template <int kWarps, typename Sync, typename Meanwhile>
 __device__ __forceinline__ int list_share(const TiledMarks& marks, const Ffn& f, int splits, int rank, uint16_t* list,
                                           int (&sums)[kWarps], int thread, Sync sync, Meanwhile meanwhile) {

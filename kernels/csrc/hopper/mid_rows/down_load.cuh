@@ -36,8 +36,8 @@ inline DownShape choose_down_shape(const Ffn& f, const std::array<int, 4>& at_on
   return best;
 }
 
-// The outputs of a task of `persistent_down`. Those with the fewest cycles are chosen; of two the wider ones, which read
-// the hidden state less often.
+// The outputs of a task of `persistent_down`. Those with the fewest cycles are chosen; of two the wider ones, which
+// read the hidden state less often.
 constexpr int kPersistentOutputs[] = {256, 192, 128};
 inline int choose_persistent_outputs(const Ffn& f, int processors) {
   const auto cycles = [&](int each) {
@@ -91,8 +91,8 @@ struct DownLoad {
     if constexpr (!kFullLines)
       if (has_half()) tma_load_3d(stage + (2 + kOut / 64) * Down::kSide, &half, full, 0, neuron, output(kOut / 64 * 64) / 32);
   }
-  // Bytes that this fetches. What lies past the last output is left out: the copy engine takes longer to write zeros than to
-  // copy, and sums of what a stage holds there are not used.
+  // Bytes that this fetches. What lies past the last output is left out: the copy engine takes longer to write zeros
+  // than to copy, and sums of what a stage holds there are not used.
   __device__ __forceinline__ int bytes() const {
     int boxes = 2 + (!kFullLines && has_half());
 #pragma unroll

@@ -74,8 +74,9 @@ struct GateMarks {
   bool broken[2];  // not all are finite
 };
 
-// Writes the gate's values of 64 rows to a panel. plain: no up product follows; else a value that becomes infinite only by
-// rounding is left to it. Code that is not in the instruction cache takes longer to load than to run, so it is short.
+// Writes the gate's values of 64 rows to a panel. plain: no up product follows; else a value that becomes infinite only
+// by rounding is left to it. Code that is not in the instruction cache takes longer to load than to run, so it is
+// short.
 template <typename T, int kN>
 __device__ __forceinline__ GateMarks<kN> stage_tiled_gate(float (&d)[kN / 2], bool plain, const Consumer& c, unsigned char* panel) {
   GateMarks<kN> marks{};
@@ -154,8 +155,8 @@ __device__ __forceinline__ void spill_tiled_gate(unsigned char* panel, uint16_t*
   }
 }
 
-// Whether `down` is to take all neurons of a tile of which the product is made whole and a block fires `fired`: an eighth
-// that does not fire, whose hidden state is 0, costs no more than copying the others one by one.
+// Whether `down` is to take all neurons of a tile of which the product is made whole and a block fires `fired`: an
+// eighth that does not fire, whose hidden state is 0, costs no more than copying the others one by one.
 __device__ __forceinline__ bool takes_all(int fired, int real) { return 8 * fired >= 7 * real; }
 
 // Lists what fired, marks it for `down` and for the other CTA of the pair, and moves the values of few neurons to

@@ -1,7 +1,7 @@
 // The down product after `persistent_gate`, in place of `tiled_down`: CTAs that stay, and take one task of 128 rows and
 // kOut outputs after the other. The producers list the union of a task's block and request its first stages while the
-// consumers multiply the task before and write its outputs. CTAs that are neighbours have the outputs of one block, whose
-// hidden state then comes from memory once.
+// consumers multiply the task before and write its outputs. CTAs that are neighbours have the outputs of one block,
+// whose hidden state then comes from memory once.
 #pragma once
 
 #include "hopper/mid_rows/down.cuh"
@@ -43,7 +43,8 @@ __device__ __forceinline__ bool is_consecutive(const uint16_t* list, int size) {
   return size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1;
 }
 
-// Lists the union of the block of this CTA's i-th task and joins its tiles' marks of rows that are not finite. By the producers.
+// Lists the union of the block of this CTA's i-th task and joins its tiles' marks of rows that are not finite. By the
+// producers.
 __device__ __forceinline__ int list_block(PersistentDownShared& s, const Ffn& f, const TiledMarks& marks, int i, int tiles, uint16_t* list) {
   const int thread = threadIdx.x - kConsumers, kRowWords = kBlockRows / 32;
   const auto sync = [] { named_sync<kProducers>(4); };

@@ -1,18 +1,18 @@
-// The gate product of many rows of a plain FFN, in place of `tiled_gate_up`: there, what surrounds the products of a CTA
-// takes as long as they do where inputs are few. These CTAs stay, and take one tile of 128 rows x 256 neurons after
-// the other: the stages of the next tile are filled during a tile's epilogue. A cluster of two has the same neurons of two
-// blocks, and each CTA fetches half of the weights for both.
+// The gate product of many rows of a plain FFN, in place of `tiled_gate_up`: there, what surrounds the products of a
+// CTA takes as long as they do where inputs are few. These CTAs stay, and take one tile of 128 rows x 256 neurons after
+// the other: the stages of the next tile are filled during a tile's epilogue. A cluster of two has the same neurons of
+// two blocks, and each CTA fetches half of the weights for both.
 //
-// A plain FFN's hidden state is the gate's values. So a tile goes to `hidden` as it is, from the staging tile, while the
-// next one is multiplied.
+// A plain FFN's hidden state is the gate's values. So a tile goes to `hidden` as it is, from the staging tile, while
+// the next one is multiplied.
 #pragma once
 
 #include "hopper/mid_rows/epilogues.cuh"
 
 namespace twell::hopper {
 
-// What a tile's epilogue marks, as in TiledShared, but what fires by warps, which then need no atomics. There are two, for
-// tiles in turns, so that one is read while the next tile's epilogue begins.
+// What a tile's epilogue marks, as in TiledShared, but what fires by warps, which then need no atomics. There are two,
+// for tiles in turns, so that one is read while the next tile's epilogue begins.
 struct PersistentMarks {
   static constexpr int kWords = kTileN / 32;
   uint32_t fires[kConsumerWarps][kWords], broken[kTileM / 32];

@@ -10,7 +10,8 @@
 // for the requests of a single thread: warps take turns.
 //
 // The launches hand on: in `hidden`, for each block, [panels * 64 neurons][128 rows], with the neurons of the block's
-// union alone. In `unions`, for each block, `TiledMarks`, and its counts in `masks`, as `pack_words` may write `tails` first.
+// union alone. In `unions`, for each block, `TiledMarks`, and its counts in `masks`, as `pack_words` may write `tails`
+// first.
 #pragma once
 
 #include <algorithm>

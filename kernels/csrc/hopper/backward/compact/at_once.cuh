@@ -1,17 +1,17 @@
-// All gradients of a pass that does not fit, densely and each value once: g, h, du and dg as matrices [rows, d_ff] in the
-// arena, by products in the main loop of the gate's: tiles of 128 x 256, clusters of two CTAs that share the second
+// All gradients of a pass that does not fit, densely and each value once: g, h, du and dg as matrices [rows, d_ff] in
+// the arena, by products in the main loop of the gate's: tiles of 128 x 256, clusters of two CTAs that share the second
 // operand's tile, both operands by tensor copies.
 //
 //   1. g = act(x Wg^T)                2. h = g (x Wu^T)         3. dh = dy Wd^T, from it du in place of g, and dg
 //   4. dx = du Wu + dg Wg             5. dWu = du^T x, dWg = dg^T x, dWd = h^T dy
 //
 // A plain FFN has no second product, no du, and h in place of g. Bytes from the L2: 32 KB a CTA for 1 024 cycles of
-// products. Of calls whose arena has room for three such matrices, and of which every row is finite: others are computed
-// in `dense.cuh`'s passes.
+// products. Of calls whose arena has room for three such matrices, and of which every row is finite: others are
+// computed in `dense.cuh`'s passes.
 //
-// A call that has kept g and h whole begins with the third product, and reads them where they were kept. With room for them
-// that is not used so, h of a gated FFN lies where it would have been kept, behind the values that were, and the arena has
-// two matrices.
+// A call that has kept g and h whole begins with the third product, and reads them where they were kept. With room for
+// them that is not used so, h of a gated FFN lies where it would have been kept, behind the values that were, and the
+// arena has two matrices.
 #pragma once
 
 #include "hopper/backward/compact/jobs.cuh"
@@ -23,9 +23,9 @@ constexpr int kFits = 1, kByPasses = 0, kAtOnce = -1, kFromKept = -2;  // values
 
 enum class Whole { kGate, kUp, kDh, kDx, kWeights };  // the products
 
-// What a product reads and writes as boxes. a, b: operands of each of its products (of du, dg and h), or of each part of
-// its sum (of du and dg); in: tiles for the epilogue; out: its results, unless rows are written; kept: the first matrix
-// where it was kept, g or in a plain FFN h, in place of the one that is made.
+// What a product reads and writes as boxes. a, b: operands of each of its products (of du, dg and h), or of each part
+// of its sum (of du and dg); in: tiles for the epilogue; out: its results, unless rows are written; kept: the first
+// matrix where it was kept, g or in a plain FFN h, in place of the one that is made.
 struct WholeMaps {
   CUtensorMap a[3], b[3], in[2], out[2], kept;
 };
@@ -65,7 +65,8 @@ struct WholeTiles {
   }
 };
 
-// Requests a step: this CTA's rows from m0 on, and for both CTAs the rank-th half of the second operand, from n on. By a lane.
+// Requests a step: this CTA's rows from m0 on, and for both CTAs the rank-th half of the second operand, from n on. By
+// a lane.
 template <Whole kWhole>
 __device__ __forceinline__ void request_step(Shared& s, int stage, const CUtensorMap& a, const CUtensorMap& b, uint64_t* full, int m0, int n,
                                              int k0, int rank) {
@@ -85,8 +86,8 @@ __device__ __forceinline__ void request_step(Shared& s, int stage, const CUtenso
   }
 }
 
-// By a warp. Each CTA fetches its own rows, and half of the second operand for both. kept_hidden: h is the first matrix, and was
-// kept
+// By a warp. Each CTA fetches its own rows, and half of the second operand for both. kept_hidden: h is the first
+// matrix, and was kept
 template <Whole kWhole>
 __device__ __forceinline__ void produce_whole(const WholeMaps& maps, Shared& s, const WholeTiles<kWhole>& tiles, bool kept_hidden, int rank,
                                               int lane) {
@@ -172,9 +173,9 @@ __device__ __forceinline__ void finish_panel(const float (&d)[128], Shared& s, c
   }
 }
 
-// du and dg of a tile from its sums, a panel after the other: g and h of two panels are in the staging tile, or under way.
-// The warp-th of its panels is fetched, by the map `in`, and sent by one warp of each warpgroup: g and du by even ones, h and dg
-// by odd ones.
+// du and dg of a tile from its sums, a panel after the other: g and h of two panels are in the staging tile, or under
+// way. The warp-th of its panels is fetched, by the map `in`, and sent by one warp of each warpgroup: g and du by even
+// ones, h and dg by odd ones.
 template <typename T>
 __device__ __forceinline__ void finish_dh(const float (&d)[128], const CompactBackward& b, const WholeMaps& maps, const CUtensorMap& in, Shared& s,
                                           WholeMemory& m, int m0, int n0, const Consumer& c) {

@@ -1,5 +1,5 @@
-// g, h, and from dh = dy Wd^T the values of du and dg, for all of some neurons of some rows: three dense products of 128
-// rows and 128 neurons, one after the other, whose rounded results stay in registers.
+// g, h, and from dh = dy Wd^T the values of du and dg, for all of some neurons of some rows: three dense products of
+// 128 rows and 128 neurons, one after the other, whose rounded results stay in registers.
 //
 // By neuron they leave as chunks, for the weights' gradients, else as panels, for dx: as images of shared memory, a
 // warpgroup's 64 rows by itself. Rows that are not finite have zeros.
@@ -10,7 +10,7 @@
 namespace twell::hopper {
 
 constexpr int kDenseNeurons = 128, kDenseGroups = kDenseNeurons / kListNeurons;
-constexpr int kDensePairs = kDenseNeurons / 4;   // pairs of a thread: of columns 8 j and the row 8 h further, the 2 j + h-th
+constexpr int kDensePairs = kDenseNeurons / 4;  // of a thread: of columns 8 j and the row 8 h further, the 2 j + h-th
 constexpr int kDenseWidth = 8;                   // tiles of neurons that follow each other before the next rows
 constexpr int kDenseBBytes = kBBytes / 2;        // of a stage; the other half has h, by neuron
 constexpr int kImageBytes = kListNeurons * kChunk * 2;
@@ -99,7 +99,8 @@ struct DenseValues {
 // Where a warpgroup's images of two groups' h lie, by neuron.
 __device__ __forceinline__ unsigned char* hidden_images(Shared& s, const Consumer& c) { return s.b[c.group] + kDenseBBytes; }
 
-// Writes a thread's pairs transposed into the images [64 neurons][64 tokens] of two groups, `pitch` bytes from each other.
+// Writes a thread's pairs transposed into the images [64 neurons][64 tokens] of two groups, `pitch` bytes from each
+// other.
 __device__ __forceinline__ void stage_chunks(const uint32_t (&pairs)[kDensePairs], unsigned char* images, int pitch, const Consumer& c) {
   const int chunk = 2 * c.warp + (c.lane >> 3 & 1), neuron0 = (c.lane >> 4) * 8 + (c.lane & 7);
 #pragma unroll

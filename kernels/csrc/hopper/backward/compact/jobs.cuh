@@ -33,8 +33,8 @@ __device__ __forceinline__ void add_bias(float (&z)[128], const void* bias, int 
   }
 }
 
-// A thread's part of a piece that several CTAs share. Slots of the first phase have whole tiles, those of the second one
-// half as much.
+// A thread's part of a piece that several CTAs share. Slots of the first phase have whole tiles, those of the second
+// one half as much.
 __device__ __forceinline__ float4* part_of(const CompactBackward& b, int slot) {
   constexpr int kFours = kTileM * kTileN / 4;
   static_assert(kFours * 16 == kPartBytesOfTile);

@@ -1,9 +1,9 @@
-// g and h of a call of which much fires, as matrices [rows, d_ff] in the memory that values would take: a backward pass that
-// reads them makes neither product again. Whether a call is kept so is decided by the rows of its first launch, for all of
-// its rows.
+// g and h of a call of which much fires, as matrices [rows, d_ff] in the memory that values would take: a backward pass
+// that reads them makes neither product again. Whether a call is kept so is decided by the rows of its first launch,
+// for all of its rows.
 //
-// A warp for a row, eight columns to a lane. h comes from the panels; in a gated FFN g from `spill`, or from its words where
-// a row's tile is not there. Rows that are not finite are left out: their call makes all of it again.
+// A warp for a row, eight columns to a lane. h comes from the panels; in a gated FFN g from `spill`, or from its words
+// where a row's tile is not there. Rows that are not finite are left out: their call makes all of it again.
 #pragma once
 
 #include "hopper/backward/keep.cuh"
@@ -76,8 +76,8 @@ __device__ __forceinline__ float sum_of_sizes(const uint4& eight) {
   return sum;
 }
 
-// Writes the rows of this CTA; returns this lane's sum of |h|. kAll: as above; kSpilled: all tiles of the block are in `spill`;
-// kPlain: without an up branch
+// Writes the rows of this CTA; returns this lane's sum of |h|. kAll: as above; kSpilled: all tiles of the block are in
+// `spill`; kPlain: without an up branch
 template <bool kAll, bool kSpilled, bool kPlain, typename T>
 __device__ __forceinline__ float write_rows_whole(const Keeping<T>& keeping) {
   constexpr int kAhead = 4;  // tiles whose loads are in flight

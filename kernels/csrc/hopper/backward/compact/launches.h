@@ -9,13 +9,15 @@ namespace twell::hopper {
 struct CompactSizes {
   int64_t arena_bytes;
   int groups, blocks;       // of neurons and of rows, in each of the dense passes
-  bool sums_in_gradients;   // whether sums of tiles of dx fit into d_gate and d_up, which are written after dx; else `sums` has them
+  // whether sums of tiles of dx fit into d_gate and d_up, which are written after dx; else `sums` has them
+  bool sums_in_gradients;
   bool sums_in_dx;          // whether those of the dense gradients of weights fit into dx, which is written after them
   bool at_once;             // whether the arena has room for all values as matrices, and is to be used so
   int64_t panels_at;        // the byte of the kept tensor from which on panels lie there, or 0: they are in the arena
 };
 
-// sums: two sides for tiles of dx, or null; plain: without an up branch, b.w_up being zeros. b.panels_of_rows: the arena
+// sums: two sides for tiles of dx, or null; plain: without an up branch, b.w_up being zeros.
+// b.panels_of_rows: the arena
 template <typename T>
 void launch_compact(const Backward& b, int* panel_starts, uint32_t* chunk_starts, int* fits, void* sums, bool plain, const CompactSizes& sizes,
                     cudaStream_t on) {

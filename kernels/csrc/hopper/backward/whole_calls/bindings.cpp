@@ -1,5 +1,5 @@
-// A training pass as one op, which makes its results and its workspace itself, for callers whose time is the host's. The
-// launches and their results are those of the ops in ../bindings.cpp, but for the order in which l1 is added up.
+// A training pass as one op, which makes its results and its workspace itself, for callers whose time is the host's.
+// The launches and their results are those of the ops in ../bindings.cpp, but for the order in which l1 is added up.
 #include "hopper/backward/whole_calls/tensors.h"
 #include "hopper/backward/whole_calls/totals.h"
 
@@ -27,9 +27,10 @@ Tensor readable_down(const Tensor& w_down, const Tensor& w_gate) {
   return transposed(by_neuron);
 }
 
-// w_gate, w_up: [d_ff, d_model], the latter none in a plain FFN; w_down: [d_model, d_ff], of float32 too unless it lies by neuron. capacity: values that are
-// kept; whole_from: as in Kept, or -1 if there is no room for g and h; offsets: as for ffn_of, in a workspace of so many bytes. Returns y, l1, nnz, fires, finite; and values, unions, tables
-// and the number of counted rows, for the backward pass.
+// w_gate, w_up: [d_ff, d_model], the latter none in a plain FFN; w_down: [d_model, d_ff], of float32 too unless it lies
+// by neuron. capacity: values that are kept; whole_from: as in Kept, or -1 if there is no room for g and h; offsets: as
+// for ffn_of, in a workspace of so many bytes. Returns y, l1, nnz, fires, finite; and values, unions, tables and the
+// number of counted rows, for the backward pass.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     const Tensor& given_x, const Tensor& given_gate, const Maybe& given_up, const Tensor& given_down, const Maybe& counted, int64_t capacity,
     int64_t whole_from, const Offsets& offsets, int64_t bytes) {

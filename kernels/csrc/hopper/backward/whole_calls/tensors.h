@@ -5,7 +5,8 @@
 #include "common/device.h"
 #include "hopper/backward/compact/launches.h"
 
-// The first word of the names of a library's ops, of which there is one for each activation, as activation.cuh has them.
+// The first word of the names of a library's ops, of which there is one for each activation, as activation.cuh has
+// them.
 #ifdef TWELL_RELU2
 #define TWELL_TRAIN "hopper_relu2_train"
 #else
@@ -21,9 +22,9 @@ inline int rows_of(const Tensor& x) { return static_cast<int>(x.numel() / x.size
 inline int blocks_of(const Tensor& x) { return (rows_of(x) + kBlockRows - 1) / kBlockRows; }
 inline int panels_of(const Tensor& w) { return static_cast<int>((w.size(0) + kPanelColumns - 1) / kPanelColumns); }
 
-// values: [3, capacity] of positions, gates and hidden values, of a call of so many rows; or [1 or 2, rows, d_ff] with room for
-// all of g and h, where such values lie at the beginning; tables: starts, order, union_sizes, fires and used, one after the
-// other.
+// values: [3, capacity] of positions, gates and hidden values, of a call of so many rows; or [1 or 2, rows, d_ff] with
+// room for all of g and h, where such values lie at the beginning; tables: starts, order, union_sizes, fires and used,
+// one after the other.
 inline Kept kept_of(const Tensor& values, int64_t capacity, const Tensor& unions, const Tensor& tables, int rows, int panels, int d_ff,
                     float* l1_parts) {
   const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
@@ -43,8 +44,8 @@ constexpr size_t kForwardOffsets = 13, kCompactOffsets = 16, kCompactSizes = 8;
 // Rows of each pass of a forward pass: the number that follows its offsets, or all of them.
 inline int rows_of_pass(const Offsets& offsets, int rows) { return offsets.size() > kForwardOffsets ? static_cast<int>(offsets.back()) : rows; }
 
-// The forward pass of x in a workspace, of which offsets has heads, tails, masks, spill, fired, row_sums, order, unions,
-// union_sizes, hidden, tasks, parts, part_ready; and any number after those. Its results are still to be set.
+// The forward pass of x in a workspace, of which offsets has heads, tails, masks, spill, fired, row_sums, order,
+// unions, union_sizes, hidden, tasks, parts, part_ready; and any number after those. Its results are still to be set.
 inline Ffn ffn_of(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, const Tensor& w_down, const Tensor& workspace, const Offsets& offsets) {
   Ffn f{};
   f.planned = true;
@@ -90,8 +91,8 @@ inline Kept some_blocks(Kept k, int first, int panels, int d_ff) {
   return k;
 }
 
-// Launches the beginning of a forward pass, which needs x, w_gate and the workspace alone. fires: [d_ff + 1], of Kept; pass:
-// so many rows after so many
+// Launches the beginning of a forward pass, which needs x, w_gate and the workspace alone. fires: [d_ff + 1], of Kept;
+// pass: so many rows after so many
 inline void launch_first(const Ffn& f, int* fires, int pass, cudaStream_t on) {
   check(cudaMemsetAsync(fires, 0, (f.d_ff + 1) * sizeof(int), on), "memset");  // `used` follows them
   launch_gate<Value>(some_rows(f, 0, pass), on);
@@ -119,10 +120,11 @@ struct BackwardTensors {
   const float* l1_scale;
   const Tensor &values, &unions, &tables, &workspace;
   // of positions, gates, hidden, starts and finite of a pass that is repeated; then of rank_of, neuron_at, union_ranks,
-  // marks, before, tokens, token_counts, places, tasks, task_count, panels_of_rows, chunks, parts, arrived. Of a compact pass:
-  // rank_of to task_count, panel_starts, chunk_starts, fits, sums, arrived, arena
+  // marks, before, tokens, token_counts, places, tasks, task_count, panels_of_rows, chunks, parts, arrived. Of a
+  // compact pass: rank_of to task_count, panel_starts, chunk_starts, fits, sums, arrived, arena
   const Offsets& offsets;
-  // as for ffn_of, in the same workspace; empty if values has room for all. Of a compact pass: its CompactSizes, and the capacity
+  // as for ffn_of, in the same workspace; empty if values has room for all. Of a compact pass: its CompactSizes, and
+  // the capacity
   const Offsets& repeat;
 
   Maybe b_gate{}, b_up{};  // as the kernels read them
@@ -148,8 +150,8 @@ inline void launch_compact_pass(Backward b, const BackwardTensors& t, cudaStream
   launch_compact<Value>(b, panel_starts, chunk_starts, fits, sums, !t.w_up, sizes, on);
 }
 
-// Launches a backward pass. dx: [rows, d_model]; the others [d_ff, d_model], all of float32 or of 16 bits, d_up without a meaning
-// in a plain FFN.
+// Launches a backward pass. dx: [rows, d_model]; the others [d_ff, d_model], all of float32 or of 16 bits, d_up without
+// a meaning in a plain FFN.
 inline void launch_backward(const BackwardTensors& t, void* dx, void* d_gate, void* d_up, void* d_down, bool float_weights, cudaStream_t on) {
   Backward b{};
   b.rows = rows_of(t.x), b.d_model = t.w_gate.size(1), b.d_ff = t.w_gate.size(0), b.blocks = blocks_of(t.x), b.panels = panels_of(t.w_gate);
