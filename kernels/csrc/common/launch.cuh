@@ -24,12 +24,14 @@ void allow_shared(void (*kernel)(Parameters...), int bytes, bool beside_others =
   if (bytes <= most) return;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory");
   if (beside_others)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared), "shared memory");
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+          "shared memory");
   most = bytes;
 }
 
 template <typename... Parameters, typename... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream, const Arguments&... arguments) {
+void launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream,
+            const Arguments&... arguments) {
   if (shared > 48 * 1024) allow_shared(kernel, shared);
   kernel<<<grid, threads, shared, stream>>>(arguments...);
   check(cudaGetLastError(), "launch");

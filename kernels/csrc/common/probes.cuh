@@ -10,8 +10,8 @@ namespace twell {
 // nnz of each row and, if asked, the histograms of how full tiles are. A warp a row, a lane a tile; how_many(row, tile)
 // of them fired. shared: [2 * (tile + 1)], where the histograms gather.
 template <typename HowMany>
-__device__ __forceinline__ void count_tiles(const Counts& out, const uint8_t* finite, int rows, int tiles, int tile_columns,
-                                            uint32_t* shared, HowMany how_many) {
+__device__ __forceinline__ void count_tiles(const Counts& out, const uint8_t* finite, int rows, int tiles,
+                                            int tile_columns, uint32_t* shared, HowMany how_many) {
   uint32_t *pairs = shared, *fullest = shared + tile_columns + 1;
   const int lane = threadIdx.x % 32, warps = static_cast<int>(blockDim.x) / 32;
   for (int i = threadIdx.x; i < 2 * (tile_columns + 1); i += blockDim.x) shared[i] = 0;
@@ -43,7 +43,8 @@ __device__ __forceinline__ void count_tiles(const Counts& out, const uint8_t* fi
 // and of the rest, which few values have. The first shares its word with the number of rows that fired.
 template <int kColumns>
 struct Sums {
-  static_assert(kNeuronSums == 6, "each sum of TWELL_NEURON_SUMS has a member here, and a line in begin, add and finish");
+  static_assert(kNeuronSums == 6,
+                "each sum of TWELL_NEURON_SUMS has a member here, and a line in begin, add and finish");
   static constexpr int kRows = 2016;
   static constexpr int kLow = 10, kMiddle = 20, kFires = 21;
   static_assert(kRows << kLow <= 1 << kFires && kRows < 1 << (32 - kFires));

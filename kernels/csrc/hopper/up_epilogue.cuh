@@ -9,8 +9,8 @@ namespace twell::hopper {
 // the tile, if biased. Calls nonfinite_up(row) for rows of the tile that are not finite. used(row): where to add how
 // many of the row's neurons have positive g and u, if there is a ReLU on u too; null: nowhere.
 template <typename T, int kPanels, typename Bias, typename NonfiniteUp, typename Used>
-__device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Consumer& c, bool biased, Bias bias, NonfiniteUp nonfinite_up,
-                                          Used used) {
+__device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Consumer& c, bool biased, Bias bias,
+                                          NonfiniteUp nonfinite_up, Used used) {
   if (biased) {
 #pragma unroll
     for (int j = 0; j < 8 * kPanels; ++j)

@@ -40,7 +40,9 @@ struct ListedValue {
 
 // Dynamic shared memory: bits of the union and counts before its words, counts of each panel and where its values go,
 // firings of each neuron; and the list.
-inline int keep_shared_bytes(const Ffn& f) { return (2 * f.tiles * kMaskWords + 2 * f.panels + f.d_ff) * 4 + kListed * sizeof(ListedValue); }
+inline int keep_shared_bytes(const Ffn& f) {
+  return (2 * f.tiles * kMaskWords + 2 * f.panels + f.d_ff) * 4 + kListed * sizeof(ListedValue);
+}
 
 template <typename T>
 struct Keeper {
@@ -68,7 +70,8 @@ struct Keeper {
   __device__ __forceinline__ uint16_t hidden(int in_block, int rank) const {
     const unsigned char* panel = hidden_panel(f, block, rank / kPanelColumns);
     const int column = rank % kPanelColumns;
-    return *reinterpret_cast<const uint16_t*>(panel + in_block * 128 + (((column >> 3) ^ (in_block & 7)) << 4) + (column & 7) * 2);
+    return *reinterpret_cast<const uint16_t*>(panel + in_block * 128 + (((column >> 3) ^ (in_block & 7)) << 4) +
+                                              (column & 7) * 2);
   }
 
   // Calls one(neuron, slot, at) for each neuron that a row fires, by a warp, a lane for a word of 32 neurons.
@@ -85,7 +88,8 @@ struct Keeper {
       const int many = __shfl_sync(~0u, before, 31);
       before -= mine;
       int slot = before - __shfl_sync(~0u, before, lane / kMaskWords * kMaskWords);  // eight lanes have a tile
-      for (int at = begin(many) + before; left; left &= left - 1, ++slot, ++at) one(32 * word + __ffs(left) - 1, slot, at);
+      for (int at = begin(many) + before; left; left &= left - 1, ++slot, ++at)
+        one(32 * word + __ffs(left) - 1, slot, at);
     }
   }
 };
@@ -104,10 +108,10 @@ struct Keeping {
   const Kept& k;
   const uint8_t* counted;
   uint32_t* bits;       // [words] of the block's union, a bit a neuron
-  int *before;          // [words]: neurons of the union before each word
-  int *counts;          // [panels]: how many values of each panel this CTA has
-  int *cursors;         // [panels]: where the next one goes, from the block's first on
-  int *fires;           // [d_ff]
+  int* before;          // [words]: neurons of the union before each word
+  int* counts;          // [panels]: how many values of each panel this CTA has
+  int* cursors;         // [panels]: where the next one goes, from the block's first on
+  int* fires;           // [d_ff]
   ListedValue* values;  // [kListed]
   int *listed, *base;   // how many values there are; in the first CTA the block's first value, or kLeftOut
   int* fired;           // how often the rows of the first launch fire
@@ -132,10 +136,13 @@ struct Keeping {
     for (int i = threadIdx.x; i < words; i += kKeepThreads) bits[i] = 0;
     // cursors and fires follow them
     for (int i = threadIdx.x; i < 2 * f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
-    for (int i = threadIdx.x; rank == 0 && !k.repeats() && i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = (f.order[block * kBlockRows + i] + ... + first);
+    for (int i = threadIdx.x; rank == 0 && !k.repeats() && i < kBlockRows; i += kKeepThreads)
+      k.order[block * kBlockRows + i] = (f.order[block * kBlockRows + i] + ... + first);
     __syncthreads();
 #pragma unroll 4
-    for (int i = threadIdx.x; (rank == 0 || !keeper.all) && i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; i += kKeepThreads) {
+    for (int i = threadIdx.x;
+         (rank == 0 || !keeper.all) && i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
+         i += kKeepThreads) {
       const int neuron = f.unions[list + i];
       if (rank == 0 && !k.repeats()) k.unions[list + i] = neuron;
       // of every neuron nobody reads them, and all threads of a warp would meet in one word
@@ -161,7 +168,8 @@ struct Keeping {
     if (rank == kKeepCtas - 1) {  // the first one has more to do in read_union
       int fired = 0;
 #pragma unroll 8
-      for (int row = static_cast<int>(threadIdx.x) - (0 + ... + first); row < f.rows; row += kKeepThreads) fired += f.nnz[row];
+      for (int row = static_cast<int>(threadIdx.x) - (0 + ... + first); row < f.rows; row += kKeepThreads)
+        fired += f.nnz[row];
       fired = __reduce_add_sync(~0u, fired);
       if (lane == 0) atomicAdd(base, fired);
       __syncthreads();
@@ -215,12 +223,15 @@ struct Keeping {
 
   // Counts and lists the values.
   __device__ __forceinline__ void list_values() const {
-    const auto begin = [&](int many) { return __shfl_sync(~0u, lane == 0 && many > 0 ? atomicAdd(listed, many) : 0, 0); };
+    const auto begin = [&](int many) {
+      return __shfl_sync(~0u, lane == 0 && many > 0 ? atomicAdd(listed, many) : 0, 0);
+    };
     each_row([&](int in_block, int row, bool counts_here) {
       keeper.each(row, lane, begin, [&](int neuron, int slot, int at) {
         const int place = atomicAdd(&counts[keeper.rank_of(neuron) / kPanelColumns], 1);
         if (at < kListed)
-          values[at] = {static_cast<uint16_t>(neuron), static_cast<uint16_t>(place), static_cast<uint8_t>(in_block), static_cast<uint8_t>(slot)};
+          values[at] = {static_cast<uint16_t>(neuron), static_cast<uint16_t>(place), static_cast<uint8_t>(in_block),
+                        static_cast<uint8_t>(slot)};
         if (counts_here) atomicAdd(&fires[neuron], 1);
       });
     });
@@ -264,10 +275,12 @@ struct Keeping {
     if (first == kLeftOut) return;
     if (*listed > kListed) {
       each_row([&](int in_block, int row, bool) {
-        keeper.each(row, lane, [](int) { return 0; }, [&](int neuron, int slot, int) {
-          const int in_union = keeper.rank_of(neuron);
-          write(in_block, row, neuron, slot, in_union, first + atomicAdd(&cursors[in_union / kPanelColumns], 1));
-        });
+        keeper.each(
+            row, lane, [](int) { return 0; },
+            [&](int neuron, int slot, int) {
+              const int in_union = keeper.rank_of(neuron);
+              write(in_block, row, neuron, slot, in_union, first + atomicAdd(&cursors[in_union / kPanelColumns], 1));
+            });
       });
       return;
     }
@@ -275,7 +288,8 @@ struct Keeping {
     for (int i = threadIdx.x; i < *listed; i += kKeepThreads) {
       const ListedValue v = values[i];
       const int in_union = keeper.rank_of(v.neuron);
-      write(v.row, f.order[block * kBlockRows + v.row], v.neuron, v.slot, in_union, first + cursors[in_union / kPanelColumns] + v.place);
+      write(v.row, f.order[block * kBlockRows + v.row], v.neuron, v.slot, in_union,
+            first + cursors[in_union / kPanelColumns] + v.place);
     }
   }
 
@@ -284,10 +298,12 @@ struct Keeping {
     float sum = 0.f;
     each_row([&](int in_block, int, bool counts_here) {
 #pragma unroll 4
-      for (int column = 8 * lane; counts_here && column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; column += 256) {
+      for (int column = 8 * lane; counts_here && column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
+           column += 256) {
         const unsigned char* line = hidden_panel(f, block, column / kPanelColumns) + in_block * 128;
         const uint4 eight = *reinterpret_cast<const uint4*>(line + column % kPanelColumns * 2);
-        for (const uint32_t pair : {eight.x, eight.y, eight.z, eight.w}) sum += fabsf(half_of<T>(pair, 0)) + fabsf(half_of<T>(pair, 1));
+        for (const uint32_t pair : {eight.x, eight.y, eight.z, eight.w})
+          sum += fabsf(half_of<T>(pair, 0)) + fabsf(half_of<T>(pair, 1));
       }
     });
 #pragma unroll
@@ -305,7 +321,8 @@ __device__ __forceinline__ float write_whole(const Keeping<T>&);
 
 // kWhole: whether there is room for g and h; first: as in read_union
 template <typename T, bool kWhole, typename... First>
-__global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn f, const __grid_constant__ Kept k, const uint8_t* counted, First... first) {
+__global__ void __launch_bounds__(kKeepThreads)
+    keep(const __grid_constant__ Ffn f, const __grid_constant__ Kept k, const uint8_t* counted, First... first) {
   extern __shared__ uint32_t words_memory[];
   __shared__ float sums[kKeepWarps];
   __shared__ int listed, base, fired;
@@ -313,9 +330,25 @@ __global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn
   wait_for_launches();
   if (is_needless(f)) return;
   const int thread = threadIdx.x, words = f.tiles * kMaskWords;
-  int *before = reinterpret_cast<int*>(words_memory + words), *counts = before + words, *cursors = counts + f.panels, *fires = cursors + f.panels;
-  const Keeping<T> keeping{f, k, counted, words_memory, before, counts, cursors, fires, reinterpret_cast<ListedValue*>(fires + f.d_ff), &listed,
-                           &base, &fired, static_cast<int>(blockIdx.x) / kKeepCtas, static_cast<int>(cluster_rank()), thread / 32, thread % 32, words};
+  int *before = reinterpret_cast<int*>(words_memory + words), *counts = before + words, *cursors = counts + f.panels,
+      *fires = cursors + f.panels;
+  const Keeping<T> keeping{f,
+                           k,
+                           counted,
+                           words_memory,
+                           before,
+                           counts,
+                           cursors,
+                           fires,
+                           reinterpret_cast<ListedValue*>(fires + f.d_ff),
+                           &listed,
+                           &base,
+                           &fired,
+                           static_cast<int>(blockIdx.x) / kKeepCtas,
+                           static_cast<int>(cluster_rank()),
+                           thread / 32,
+                           thread % 32,
+                           words};
   keeping.read_union(first...);
   bool whole = false;
   if constexpr (kWhole) whole = keeps_whole(keeping, first...);

@@ -17,8 +17,9 @@
 namespace twell::hopper {
 
 constexpr int kRows16Gathered = 32;  // with more neurons than this, the whole group is fetched, else one by one
+// A group of neurons of 64 k, or of 64 outputs.
 template <int kNeurons>
-constexpr int kRows16BoxBytes = kNeurons * 128;  // a group of neurons of 64 k, or of 64 outputs
+constexpr int kRows16BoxBytes = kNeurons * 128;
 constexpr int kRows16Warps = 8, kRows16Threads = 32 * kRows16Warps;  // warps that multiply
 
 // What is handed on tells by itself whether it has come: each word, or unit of two words that are written at once, has
@@ -42,7 +43,7 @@ struct Rows16Group {
   uint16_t list[kNeurons];
   // how many, or kNeurons if all are taken; from kBrokenGate on a bit a row whose gate values are not finite
   uint32_t count;
-  uint32_t broken;  // a bit a row that is not finite; written last
+  uint32_t broken;                  // a bit a row that is not finite; written last
   uint32_t counts[kRows16Max / 4];  // how many each row fires, a byte each
   uint32_t unused[2];
 };

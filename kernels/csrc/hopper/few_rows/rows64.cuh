@@ -62,7 +62,9 @@ __global__ void __launch_bounds__(32) pack_words(const Ffn f) {
   const uint4 v = *chunk;
   const uint32_t mask = positive(v), pair[4] = {v.x, v.y, v.z, v.w};
   const int upto = sum_upto(__popc(mask), lane);
-  const auto write = [&](int slot, uint32_t word) { (slot < kHead ? f.heads + at * kHead : f.tails + at * kTail - kHead)[slot] = word; };
+  const auto write = [&](int slot, uint32_t word) {
+    (slot < kHead ? f.heads + at * kHead : f.tails + at * kTail - kHead)[slot] = word;
+  };
   const int count = __shfl_sync(~0u, upto, 31);
   // whole eights, in which they are read
   if (lane == 0 || (lane > count && lane / kHead == count / kHead)) write(lane, lane == 0 ? count : 0);

@@ -45,7 +45,8 @@ __device__ __forceinline__ void each_stage(Stages& s, int d_model, int kept, At 
 // the weights. By one thread.
 template <int kTiles>
 __device__ __forceinline__ void load_rows64(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map,
-                                            bool all_weights, int first, const Rows64Shape& shape, int d_model, int kept) {
+                                            bool all_weights, int first, const Rows64Shape& shape, int d_model,
+                                            int kept) {
   const int step = shape.even ? kTiles : 1;
   each_stage<kTiles>(s, d_model, kept, [&](int stage, int tile) {
     uint64_t* full = &s.full[s.at];
@@ -112,8 +113,9 @@ __device__ __forceinline__ void begin_rows64(Rows64Shared<kTiles>& s, int stages
 template <int kTiles>
 __device__ __forceinline__ Stages rows64_ring(unsigned char* base, Rows64Shared<kTiles>& s, const Rows64Shape& shape,
                                               int product, bool consumes, int begin) {
-  return Stages{base + (sizeof(s) + 1023) / 1024 * 1024,           s.full[product], s.empty[product], shape.stages,
-                kTiles * (kRows64WeightBytes + shape.row_bytes()), !consumes,       product == 0 ? begin : 0};
+  const int bytes = kTiles * (kRows64WeightBytes + shape.row_bytes()), at = product == 0 ? begin : 0;
+  base += (sizeof(s) + 1023) / 1024 * 1024;
+  return Stages{base, s.full[product], s.empty[product], shape.stages, bytes, !consumes, at};
 }
 
 }  // namespace twell::hopper

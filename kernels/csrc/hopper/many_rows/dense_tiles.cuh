@@ -44,13 +44,19 @@ __device__ __forceinline__ int counted_as(int united, int rows, int neurons) {
 // A tile is given as pair of blocks * tiles + tile.
 class DensePairs {
  public:
-  static __host__ __device__ __forceinline__ int windows(const Ffn& f) { return (f.blocks * kBlockRows + kWindow - 1) / kWindow; }
+  static __host__ __device__ __forceinline__ int windows(const Ffn& f) {
+    return (f.blocks * kBlockRows + kWindow - 1) / kWindow;
+  }
   static __host__ __device__ __forceinline__ int count(const Ffn& f) { return (f.blocks + 1) / 2 * f.tiles; }
   // of f.dense_tiles
   static __host__ __device__ __forceinline__ int words(const Ffn& f) { return 3 * windows(f) + 2 * count(f); }
 
   __device__ __forceinline__ explicit DensePairs(const Ffn& f)
-      : fired_(f.dense_tiles), listed_(fired_ + windows(f)), taken_(listed_ + windows(f)), rows_(taken_ + windows(f)), list_(rows_ + count(f)) {}
+      : fired_(f.dense_tiles),
+        listed_(fired_ + windows(f)),
+        taken_(listed_ + windows(f)),
+        rows_(taken_ + windows(f)),
+        list_(rows_ + count(f)) {}
 
   // Adds this many values to the window that has row m0.
   __device__ __forceinline__ void fire(int m0, int values) const { atomicAdd(fired_ + m0 / kWindow, values); }
@@ -58,7 +64,8 @@ class DensePairs {
   // Adds this many rows, which this thread has seen written, and the quiet ones among them. With many quiet rows the
   // window will hardly stay in place.
   __device__ __forceinline__ void add(const Ffn& f, int tile, int rows, int quiet) const {
-    const int all = min(kPairRows, f.rows - tile / f.tiles * kPairRows), window = tile / in_window(f), more = quiet << kQuietShift | rows;
+    const int all = min(kPairRows, f.rows - tile / f.tiles * kPairRows), window = tile / in_window(f),
+              more = quiet << kQuietShift | rows;
     const int now = add_in_order(rows_ + tile, more) + more;
     if (rows_of(now) != all || 8 * (now >> kQuietShift) > all) return;
     release_store(list_ + window * in_window(f) + atomicAdd(listed_ + window, 1), tile + 1);
@@ -67,8 +74,10 @@ class DensePairs {
   // engine's reads of it need a fence.
   __device__ __forceinline__ int take(const Ffn& f, int lane) const {
     static_assert(kDenseTileBlocks * kBlockRows / kWindow <= 32);  // a lane for each window
-    const int mine = min(lane, windows(f) - 1), left = __ldcg(listed_ + mine) - __ldcg(taken_ + mine), fired = __ldcg(fired_ + mine);
-    const bool some = lane == mine && left > 0 && is_high_nnz(kHighNnzWindow, fired, min(kWindow, f.rows - mine * kWindow), f.d_ff);
+    const int mine = min(lane, windows(f) - 1), left = __ldcg(listed_ + mine) - __ldcg(taken_ + mine),
+              fired = __ldcg(fired_ + mine);
+    const bool some =
+        lane == mine && left > 0 && is_high_nnz(kHighNnzWindow, fired, min(kWindow, f.rows - mine * kWindow), f.d_ff);
     for (uint32_t lists = __ballot_sync(~0u, some); lists; lists &= lists - 1) {
       const int window = __ffs(lists) - 1;
       int tile = -1;

@@ -121,9 +121,12 @@ __device__ __forceinline__ void consume_dense_tile(float (&d)[128], Ring& ring, 
     const int neuron = task.tile * kTileN + column;
     return neuron < f.d_ff ? static_cast<float>(biases[neuron]) : 0.f;
   };
-  finish_up<T, kTileN / kPanelColumns>(d, s, c, biases != nullptr, bias, [&](int row) {
-    if (m0 + row < f.rows) atomicOr(f.row_sums + m0 + row, kNonfiniteUp);
-  }, [](int) -> int* { return nullptr; });
+  finish_up<T, kTileN / kPanelColumns>(
+      d, s, c, biases != nullptr, bias,
+      [&](int row) {
+        if (m0 + row < f.rows) atomicOr(f.row_sums + m0 + row, kNonfiniteUp);
+      },
+      [](int) -> int* { return nullptr; });
   fence_async_proxy();
   c.sync();
   if (c.lane == 0 && task.block < f.blocks && panel < f.panels)

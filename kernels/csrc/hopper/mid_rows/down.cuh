@@ -278,10 +278,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t words = thread < tiles * (kBlockRows / 32) ? marks.broken[thread] : 0;
   const int share_of_all = share_of(f.d_ff, kSplits), first = rank * share_of_all;
   const int early_stages = max(min(min(kEarlyStages, stages), min(share_of_all, f.d_ff - first) / kTileK), 0);
-  const int size = list_share(marks, f, kSplits, rank, list, sums, thread, [] { __syncthreads(); }, [&] {
-    if (!consumes && request_early(ring, load, marks.fired, first, early_stages) && thread == kConsumers)
-      has_requested = true;
-  });
+  const int size = list_share(
+      marks, f, kSplits, rank, list, sums, thread, [] { __syncthreads(); },
+      [&] {
+        if (!consumes && request_early(ring, load, marks.fired, first, early_stages) && thread == kConsumers)
+          has_requested = true;
+      });
   join_nonfinite(marks, nonfinite, words, tiles);
   __syncthreads();
   const bool all = uniform(size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1);

@@ -22,9 +22,9 @@ struct CompactBackward : Backward {
   // [1]: 1, all of it fits; 0, it does not, and passes are dense; -1, and it is dense at once; -2, from g and h as they
   // were kept. Written with the lists
   int* fits;
-  float* sides[2];         // sums of tiles that several CTAs share: of those that begin a CTA's share, and that end it
-  bool plain;              // without an up branch: up values are 1
-  int first, count;        // of a dense launch: the groups of neurons, or the blocks of rows, that it is about
+  float* sides[2];   // sums of tiles that several CTAs share: of those that begin a CTA's share, and that end it
+  bool plain;        // without an up branch: up values are 1
+  int first, count;  // of a dense launch: the groups of neurons, or the blocks of rows, that it is about
 };
 
 template <typename T> void launch_compact_lists(const CompactBackward&, cudaStream_t);
