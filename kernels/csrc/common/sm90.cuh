@@ -258,6 +258,12 @@ __device__ __forceinline__ uint32_t remote_address(const void* pointer, uint32_t
 __device__ __forceinline__ void store_remote(uint32_t remote, float a, float b) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(a), "f"(b) : "memory");
 }
+// A word of another CTA's shared memory.
+__device__ __forceinline__ int load_remote(const int* word, uint32_t cta) {
+  int value;
+  asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(remote_address(word, cta)) : "memory");
+  return value;
+}
 // A write there, which the barrier beside the variable counts by its bytes.
 __device__ __forceinline__ void send_remote(int* to, uint64_t* barrier, int value, uint32_t cta) {
   asm volatile(

@@ -3,6 +3,47 @@
 
 namespace twell::hopper {
 
+// kWhole: whether there is room for g and h; first: as in read_union
+template <typename T, bool kWhole, typename... First>
+__global__ void __launch_bounds__(kKeepThreads)
+    keep(const __grid_constant__ Ffn f, const __grid_constant__ Kept k, const uint8_t* counted, First... first) {
+  extern __shared__ uint32_t words_memory[];
+  __shared__ float sums[kKeepWarps];
+  __shared__ int listed, base, fired;
+  let_next_launch();
+  wait_for_launches();
+  if (is_needless(f)) return;
+  const int thread = threadIdx.x;
+  const Keeping<T> keeping{f, k, counted, words_memory, &listed, &base, &fired};
+  keeping.read_union(first...);
+  bool whole = false;
+  if constexpr (kWhole) whole = keeps_whole(keeping, first...);
+  const bool left_out = whole || keeping.is_left_out(first...);
+  left_out ? keeping.count_fires() : keeping.list_values();
+  __syncthreads();  // and no warp diverges at the cluster's barrier
+  cluster_sync();
+  if (keeping.warp == 0 && !left_out) keeping.place_buckets();
+  for (int i = thread; i < f.d_ff && !k.repeats(); i += kKeepThreads)
+    if (keeping.fires[i] > 0) atomicAdd(k.fires + i, keeping.fires[i]);
+  __syncthreads();
+  cluster_sync();
+  keeping.write_values(left_out ? kLeftOut : load_remote(&base, 0));
+  float sum = 0.f;
+  if constexpr (kWhole)
+    sum = whole ? write_whole(keeping) : keeping.sum_hidden();
+  else if (!k.repeats())
+    sum = keeping.sum_hidden();
+  if (keeping.lane == 0) sums[keeping.warp] = sum;
+  __syncthreads();
+  if (thread == 0 && !k.repeats()) {
+    float total = 0.f;
+    for (int i = 0; i < kKeepWarps; ++i) total += sums[i];
+    k.l1_parts[blockIdx.x] = total;
+  }
+  __syncthreads();
+  cluster_sync();  // no CTA ends while another may still read its counts
+}
+
 namespace {
 
 constexpr int kRestoreThreads = 512;

@@ -94,29 +94,23 @@ struct Keeper {
   }
 };
 
-// A word of another CTA's shared memory.
-__device__ __forceinline__ int load_remote(const int* word, uint32_t cta) {
-  int value;
-  asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(remote_address(word, cta)) : "memory");
-  return value;
-}
-
 // The memory of a CTA of `keep`.
 template <typename T>
 struct Keeping {
   const Ffn& f;
   const Kept& k;
   const uint8_t* counted;
-  uint32_t* bits;       // [words] of the block's union, a bit a neuron
-  int* before;          // [words]: neurons of the union before each word
-  int* counts;          // [panels]: how many values of each panel this CTA has
-  int* cursors;         // [panels]: where the next one goes, from the block's first on
-  int* fires;           // [d_ff]
-  ListedValue* values;  // [kListed]
-  int *listed, *base;   // how many values there are; in the first CTA the block's first value, or kLeftOut
-  int* fired;           // how often the rows of the first launch fire
-  int block, rank, warp, lane, words;
-  int size = abs(f.union_sizes[block]);
+  uint32_t* bits;      // [words] of the block's union, a bit a neuron
+  int *listed, *base;  // how many values there are; in the first CTA the block's first value, or kLeftOut
+  int* fired;          // how often the rows of the first launch fire
+  int block = blockIdx.x / kKeepCtas, rank = cluster_rank(), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int words = f.tiles * kMaskWords, size = abs(f.union_sizes[block]);
+  // what follows the bits, as keep_shared_bytes has it
+  int* before = reinterpret_cast<int*>(bits + words);  // [words]: neurons of the union before each word
+  int* counts = before + words;                        // [panels]: how many values of each panel this CTA has
+  int* cursors = counts + f.panels;                    // [panels]: where the next one goes, from the block's first on
+  int* fires = cursors + f.panels;                     // [d_ff]
+  ListedValue* values = reinterpret_cast<ListedValue*>(fires + f.d_ff);  // [kListed]
   Keeper<T> keeper{f, bits, before, block, size == f.d_ff};
 
   // Calls one(row of the block, row, whether it counts) for this CTA's finite rows, a warp for a row.
@@ -311,71 +305,5 @@ struct Keeping {
     return sum;
   }
 };
-
-// In compact/keep_whole.cuh: whether a call is kept whole, and what a CTA then does for it, which returns a warp's sum
-// of |h|.
-template <typename T, typename... First>
-__device__ __forceinline__ bool keeps_whole(const Keeping<T>&, First... first);
-template <typename T>
-__device__ __forceinline__ float write_whole(const Keeping<T>&);
-
-// kWhole: whether there is room for g and h; first: as in read_union
-template <typename T, bool kWhole, typename... First>
-__global__ void __launch_bounds__(kKeepThreads)
-    keep(const __grid_constant__ Ffn f, const __grid_constant__ Kept k, const uint8_t* counted, First... first) {
-  extern __shared__ uint32_t words_memory[];
-  __shared__ float sums[kKeepWarps];
-  __shared__ int listed, base, fired;
-  let_next_launch();
-  wait_for_launches();
-  if (is_needless(f)) return;
-  const int thread = threadIdx.x, words = f.tiles * kMaskWords;
-  int *before = reinterpret_cast<int*>(words_memory + words), *counts = before + words, *cursors = counts + f.panels,
-      *fires = cursors + f.panels;
-  const Keeping<T> keeping{f,
-                           k,
-                           counted,
-                           words_memory,
-                           before,
-                           counts,
-                           cursors,
-                           fires,
-                           reinterpret_cast<ListedValue*>(fires + f.d_ff),
-                           &listed,
-                           &base,
-                           &fired,
-                           static_cast<int>(blockIdx.x) / kKeepCtas,
-                           static_cast<int>(cluster_rank()),
-                           thread / 32,
-                           thread % 32,
-                           words};
-  keeping.read_union(first...);
-  bool whole = false;
-  if constexpr (kWhole) whole = keeps_whole(keeping, first...);
-  const bool left_out = whole || keeping.is_left_out(first...);
-  left_out ? keeping.count_fires() : keeping.list_values();
-  __syncthreads();  // and no warp diverges at the cluster's barrier
-  cluster_sync();
-  if (keeping.warp == 0 && !left_out) keeping.place_buckets();
-  for (int i = thread; i < f.d_ff && !k.repeats(); i += kKeepThreads)
-    if (fires[i] > 0) atomicAdd(k.fires + i, fires[i]);
-  __syncthreads();
-  cluster_sync();
-  keeping.write_values(left_out ? kLeftOut : load_remote(&base, 0));
-  float sum = 0.f;
-  if constexpr (kWhole)
-    sum = whole ? write_whole(keeping) : keeping.sum_hidden();
-  else if (!k.repeats())
-    sum = keeping.sum_hidden();
-  if (keeping.lane == 0) sums[keeping.warp] = sum;
-  __syncthreads();
-  if (thread == 0 && !k.repeats()) {
-    float total = 0.f;
-    for (int i = 0; i < kKeepWarps; ++i) total += sums[i];
-    k.l1_parts[blockIdx.x] = total;
-  }
-  __syncthreads();
-  cluster_sync();  // no CTA ends while another may still read its counts
-}
 
 }  // namespace twell::hopper

@@ -230,22 +230,6 @@ __device__ __forceinline__ void find_ends(const Ffn& f, PlanShared& s, const Uni
   if (lane == 0) s.ends[0] = low, s.ends[1] = high;
 }
 
-// Offsets in the group's panels of the values of eight neurons from `neuron` on, two in a word; kNoOffset: not in this
-// group.
-__device__ __forceinline__ uint4 offsets_of_eight(const Union& u, int neuron, int first) {
-  const uint32_t in_union = u.all ? ~0u : u.bits[neuron >> 5] >> (neuron & 24);
-  uint32_t pairs[4] = {};
-  int at = u.rank_of(neuron) - first;
-#pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    const bool has = in_union >> e & 1;
-    pairs[e / 2] |= (has && static_cast<unsigned>(at) < kGroupColumns ? offset_of_column(at) : kNoOffset)
-                    << 16 * (e % 2);
-    at += has;
-  }
-  return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-}
-
 // Step 7, for each group of four panels: its rows' values to `panels`. By all threads.
 __device__ __forceinline__ void fill_panels(const Ffn& f, PlanShared& s, const PlanWork& work, const Union& u,
                                             const BlockRows& rows, unsigned char* panels, int group) {

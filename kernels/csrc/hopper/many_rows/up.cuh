@@ -63,6 +63,21 @@ __device__ __forceinline__ void each_up_task(const Ffn& f, const UpTasks& tasks,
   }
 }
 
+// Calls run.operator()<kPanels>() for as many panels as a task has.
+template <typename Run>
+__device__ __forceinline__ void with_panels(int panels, const Run& run) {
+  switch (panels) {
+    case 1:
+      return run.template operator()<1>();
+    case 2:
+      return run.template operator()<2>();
+    case 3:
+      return run.template operator()<3>();
+    default:
+      return run.template operator()<4>();
+  }
+}
+
 constexpr int kHalf = kPanelBytes / 2;                     // bytes of a warpgroup's rows of a panel
 constexpr int kPanelWeights = kPanelColumns * kTileK * 2;  // bytes of a stage
 
@@ -214,19 +229,7 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
       }
       rehearsed = true;
     };
-    switch (task.panels) {
-      case 1:
-        run.template operator()<1>();
-        break;
-      case 2:
-        run.template operator()<2>();
-        break;
-      case 3:
-        run.template operator()<3>();
-        break;
-      default:
-        run.template operator()<4>();
-    }
+    with_panels(task.panels, run);
   });
   if (c.lane == 0) bulk_wait<0>();
 }

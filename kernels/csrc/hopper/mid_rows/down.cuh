@@ -233,15 +233,17 @@ __device__ __forceinline__ void consume_tiled_down(Stages& ring, const DownLoad<
   store_outputs<T, kOut, kSplits>(d, ring.base, load, f, c, nonfinite, rank, m0, rows);
 }
 
-// Prepares the barriers of `stages` stages and of the cluster's sums, and clears the rows' marks. By one thread.
+// Prepares the barriers of `stages` stages and of the cluster's sums, and clears the marks. By one thread.
 template <int kOut, int kSplits>
 __device__ __forceinline__ void begin_tiled_down(uint64_t* full, uint64_t* empty, uint64_t* sent,
-                                                 uint32_t (&nonfinite)[kBlockRows / 32], int stages, int rank) {
+                                                 uint32_t (&nonfinite)[kBlockRows / 32], bool* has_requested,
+                                                 int stages, int rank) {
   for (int i = 0; i < stages; ++i) barrier_init(&full[i], 1 + kProducers), barrier_init(&empty[i], kConsumerWarps);
   barrier_init(sent, 1);
   fence_barrier_init();
   if constexpr (kSplits > 1) barrier_expect(sent, TiledDown<kOut, kSplits>::sent_bytes(rank));
   for (uint32_t& word : nonfinite) word = 0;
+  *has_requested = false;
 }
 
 // One block of up to 128 rows and kOut outputs for a cluster. Its shared memory is `stages` stages of the ring, then
@@ -266,10 +268,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Stages ring{in_register(raw), full, empty, stages, Down::kStageBytes, !consumes};
   uint16_t* list = reinterpret_cast<uint16_t*>(ring.base + stages * Down::kStageBytes);
   const DownLoad<kOut, kSplits> load{w_map, half_map, h_map, block * f.panels * kPanelColumns, f.d_model};
-  if (thread == 0) {
-    begin_tiled_down<kOut, kSplits>(full, empty, &sent, nonfinite, stages, rank);
-    has_requested = false;
-  }
+  if (thread == 0) begin_tiled_down<kOut, kSplits>(full, empty, &sent, nonfinite, &has_requested, stages, rank);
   if (thread == 32) prefetch_map(&w_map), prefetch_map(&h_map);
   __syncthreads();
   let_next_launch();
