@@ -162,7 +162,19 @@ __device__ __forceinline__ void consume_dh(const Ffn& f, const Pass& b, Shared& 
       wait_for_sent();
       stage_dh<T, kPanels>(d, s, c);
     };
-    with_panels(task.panels, run);
+    switch (task.panels) {
+      case 1:
+        run.template operator()<1>();
+        break;
+      case 2:
+        run.template operator()<2>();
+        break;
+      case 3:
+        run.template operator()<3>();
+        break;
+      default:
+        run.template operator()<4>();
+    }
     named_sync<kConsumers>(kDhBarrier);
     make_pairs<T>(b, s, task, values, l1_scale);
     named_sync<kConsumers>(kDhBarrier);

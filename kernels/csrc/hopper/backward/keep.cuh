@@ -103,7 +103,8 @@ struct Keeping {
   uint32_t* bits;      // [words] of the block's union, a bit a neuron
   int *listed, *base;  // how many values there are; in the first CTA the block's first value, or kLeftOut
   int* fired;          // how often the rows of the first launch fire
-  int block = blockIdx.x / kKeepCtas, rank = cluster_rank(), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int thread = threadIdx.x, block = static_cast<int>(blockIdx.x) / kKeepCtas;
+  int rank = cluster_rank(), warp = thread / 32, lane = thread % 32;
   int words = f.tiles * kMaskWords, size = abs(f.union_sizes[block]);
   // what follows the bits, as keep_shared_bytes has it
   int* before = reinterpret_cast<int*>(bits + words);  // [words]: neurons of the union before each word

@@ -63,21 +63,6 @@ __device__ __forceinline__ void each_up_task(const Ffn& f, const UpTasks& tasks,
   }
 }
 
-// Calls run.operator()<kPanels>() for as many panels as a task has.
-template <typename Run>
-__device__ __forceinline__ void with_panels(int panels, const Run& run) {
-  switch (panels) {
-    case 1:
-      return run.template operator()<1>();
-    case 2:
-      return run.template operator()<2>();
-    case 3:
-      return run.template operator()<3>();
-    default:
-      return run.template operator()<4>();
-  }
-}
-
 constexpr int kHalf = kPanelBytes / 2;                     // bytes of a warpgroup's rows of a panel
 constexpr int kPanelWeights = kPanelColumns * kTileK * 2;  // bytes of a stage
 
@@ -186,6 +171,14 @@ __device__ __forceinline__ void fetch_gate(const CUtensorMap& spill_map, Shared&
     bulk_load(half, hidden, kHalf, &s.staged[c.group]);
 }
 
+// Marks the row at a position as not finite, if this is `real`.
+__device__ __forceinline__ void mark_nonfinite(const Ffn& f, int position, bool real) {
+  const int row = f.order[position];
+  if (!real || row >= f.rows) return;
+  f.finite[row] = 0;
+  if (f.nnz != nullptr) f.nnz[row] = 0;
+}
+
 // Where to count the used products of the row at a position; null: nowhere.
 __device__ __forceinline__ int* used_of(const Ffn& f, int position) {
   const int row = f.nnz_used != nullptr ? f.order[position] : f.rows;
@@ -216,12 +209,7 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
         if (real) barrier_wait(&s.staged[c.group], phase), phase ^= 1;
         finish_up<T, kPanels>(
             d, s, c, biases != nullptr, bias,
-            [&](int in_block) {
-              const int row = f.order[task.block * kTileM + in_block];
-              if (!real || row >= f.rows) return;
-              f.finite[row] = 0;
-              if (f.nnz != nullptr) f.nnz[row] = 0;
-            },
+            [&](int in_block) { mark_nonfinite(f, task.block * kTileM + in_block, real); },
             [&](int in_block) { return real ? used_of(f, task.block * kTileM + in_block) : nullptr; });
         fence_async_proxy();
         c.sync();
@@ -229,7 +217,19 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
       }
       rehearsed = true;
     };
-    with_panels(task.panels, run);
+    switch (task.panels) {
+      case 1:
+        run.template operator()<1>();
+        break;
+      case 2:
+        run.template operator()<2>();
+        break;
+      case 3:
+        run.template operator()<3>();
+        break;
+      default:
+        run.template operator()<4>();
+    }
   });
   if (c.lane == 0) bulk_wait<0>();
 }
