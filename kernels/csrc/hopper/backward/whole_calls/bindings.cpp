@@ -64,16 +64,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   return {y, l1, nnz, fires, finite, values, unions, tables, counted_rows};
 }
 
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // of x, w_gate, w_up and w_down
+
 // d_l1: [] of float32, or none, which is 0; offsets, repeat: as in BackwardTensors, in a workspace of so many bytes.
-// Returns the gradients of x, w_gate, w_up and w_down: those of weights in float32 or bfloat16, the last one as
-// [d_ff, d_model] if w_down lies by neuron; that of w_up without a meaning in a plain FFN.
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& given_dy, const Maybe& d_l1, const Tensor& given_x,
-                                                    const Tensor& given_gate, const Maybe& given_up,
-                                                    const Tensor& given_down, const Tensor& finite,
-                                                    const Maybe& counted, const Tensor& values, const Tensor& unions,
-                                                    const Tensor& tables, const Tensor& counted_rows,
-                                                    const Offsets& offsets, const Offsets& repeat, int64_t bytes,
-                                                    bool float_weights) {
+// Returns gradients: those of weights in float32 or bfloat16, the last one as [d_ff, d_model] if w_down lies by neuron;
+// that of w_up without a meaning in a plain FFN.
+Gradients backward(const Tensor& given_dy, const Maybe& d_l1, const Tensor& given_x, const Tensor& given_gate,
+                   const Maybe& given_up, const Tensor& given_down, const Tensor& finite, const Maybe& counted,
+                   const Tensor& values, const Tensor& unions, const Tensor& tables, const Tensor& counted_rows,
+                   const Offsets& offsets, const Offsets& repeat, int64_t bytes, bool float_weights) {
   const DeviceGuard guard(given_x.get_device_index());
   const Tensor dy = aligned(given_dy), x = aligned(given_x), w_gate = aligned(given_gate),
                w_down = readable_down(given_down, w_gate);
@@ -101,8 +100,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& given_dy, cons
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(TWELL_TRAIN
         "_call(Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? counted, "
-        "SymInt capacity, SymInt whole_from, SymInt[] offsets, SymInt bytes) -> (Tensor, Tensor, Tensor, Tensor, "
-        "Tensor, Tensor, Tensor, Tensor, Tensor)");
+        "SymInt capacity, SymInt whole_from, SymInt[] offsets, SymInt bytes) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(TWELL_TRAIN
         "_call_backward(Tensor dy, Tensor? d_l1, Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor finite, "
         "Tensor? counted, Tensor values, Tensor unions, Tensor tables, Tensor counted_rows, "

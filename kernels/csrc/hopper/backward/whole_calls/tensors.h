@@ -69,9 +69,8 @@ inline Ffn ffn_of(const Tensor& x, const Tensor& w_gate, const Maybe& w_up, cons
 inline void repeat_forward(const Backward& b, Ffn f, const Kept& kept, uint8_t* finite, cudaStream_t on) {
   f.finite = finite, f.used = kept.used, f.capacity = kept.capacity;
   Kept again{};
-  again.capacity = f.rows * f.d_ff, again.positions = b.kept.positions, again.gates = b.kept.gates,
-  again.hidden = b.kept.hidden;
-  again.starts = b.kept.starts;
+  again.capacity = f.rows * f.d_ff, again.positions = b.kept.positions, again.gates = b.kept.gates;
+  again.hidden = b.kept.hidden, again.starts = b.kept.starts;
   launch_gate<Value>(f, on);
   launch_plan<Value>(f, true, on);
   if (f.w_up != nullptr) launch_up<Value>(f, on);
@@ -171,10 +170,10 @@ inline void launch_compact_pass(Backward b, const BackwardTensors& t, cudaStream
 inline void launch_backward(const BackwardTensors& t, void* dx, void* d_gate, void* d_up, void* d_down,
                             bool float_weights, cudaStream_t on) {
   Backward b{};
-  b.rows = rows_of(t.x), b.d_model = t.w_gate.size(1), b.d_ff = t.w_gate.size(0), b.blocks = blocks_of(t.x),
+  b.rows = rows_of(t.x), b.d_model = t.w_gate.size(1), b.d_ff = t.w_gate.size(0), b.blocks = blocks_of(t.x);
   b.panels = panels_of(t.w_gate);
   b.float_weights = float_weights;
-  b.x = address(t.x), b.dy = address(t.dy), b.w_gate = address(t.w_gate), b.w_up = address(t.w_up ? t.w_up : t.zeros),
+  b.x = address(t.x), b.dy = address(t.dy), b.w_gate = address(t.w_gate), b.w_up = address(t.w_up ? t.w_up : t.zeros);
   b.w_down = address(t.w_down);
   b.finite = as<uint8_t>(t.finite), b.counted = as<uint8_t>(t.counted), b.l1_scale = t.l1_scale;
   const bool compact = t.offsets.size() == kCompactOffsets;
@@ -194,7 +193,7 @@ inline void launch_backward(const BackwardTensors& t, void* dx, void* d_gate, vo
                                                 b.chunks, b.parts, b.arrived);
   if (!t.repeat.empty()) {
     const Kept kept = b.kept;
-    b.kept.positions = again.positions, b.kept.gates = again.gates, b.kept.hidden = again.hidden,
+    b.kept.positions = again.positions, b.kept.gates = again.gates, b.kept.hidden = again.hidden;
     b.kept.starts = again.starts;
     Ffn f = ffn_of(t.x, t.w_gate, t.w_up, t.w_down, t.workspace, t.repeat);
     f.b_gate = b.b_gate, f.b_up = b.b_up;
