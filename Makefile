@@ -9,11 +9,12 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Of the 18 000 modules that are installed a part is imported, and compiled as it is: not all of them beforehand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick check lint fuzz docs sanitize built-for-gpu wheel clean help
+.PHONY: demo test quick check lint format fuzz docs sanitize built-for-gpu wheel clean help
 help:
 	@echo "make demo    set up, capture the bundled model on the bundled text, open the dashboard"
 	@echo "make test    set up and run every check"
 	@echo "make quick   lint, types, and the tests that a change breaks most often: before each commit"
+	@echo "make format  lay out Python by ruff, C++ and CUDA by clang-format, as lint has it"
 	@echo "make fuzz    thousands of damaged runs, and of each other subject of tests/support/fuzz"
 	@echo "make sanitize    the GPU tests under compute-sanitizer, on a machine with a Hopper GPU"
 	@echo "make docs    write data/BENCHMARKS.md, data/CLAIMS.md and the columns of data/README.md anew"
@@ -42,9 +43,17 @@ quick: lint
 check: lint
 	@$(BIN)/mypy
 
+# C++ and CUDA, by kernels/.clang-format.
+SOURCES = $(shell git ls-files '*.cpp' '*.cu' '*.cuh' '*.h')
 lint: $(VENV)/.test .ns/twell
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run -Werror $(SOURCES) </dev/null || { echo "make format lays them out"; exit 1; }
+	@echo "$(words $(SOURCES)) C++ and CUDA files already formatted"
+
+format: $(VENV)/.test
+	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(SOURCES)
 
 # Seeded fuzzers: a subject is a module of tests/support/fuzz. Failures are run again by number: --only N --seed SEED.
 FUZZED ?= damage texts models kernel_calls

@@ -1,4 +1,5 @@
-// What the bindings of CUDA kernels share: tensors as addresses, the stream, the type of the values, and the arguments that all ops have.
+// What the bindings of CUDA kernels share: tensors as addresses, the stream, the type of the values, and the arguments
+// that all ops have.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -57,7 +58,8 @@ inline Tensor by_neuron(const Tensor& w_down) {
 template <typename Place, typename... Value>
 void point(char* memory, const Place& offsets, Value*&... buffers) {
   if (std::size(offsets) != sizeof...(Value))
-    throw std::runtime_error("offsets: expected " + std::to_string(sizeof...(Value)) + ", got " + std::to_string(std::size(offsets)));
+    throw std::runtime_error("offsets: expected " + std::to_string(sizeof...(Value)) + ", got " +
+                             std::to_string(std::size(offsets)));
   auto offset = std::begin(offsets);
   ((buffers = reinterpret_cast<Value*>(memory + *offset++)), ...);
 }
@@ -103,8 +105,8 @@ void by_type(const Tensor& x, const Run& run) {
     run.template operator()<__half>();
 }
 
-// An unwritten tensor on the device of another; type: as aoti_torch_dtype_… returns it. Straight from the allocator, as the host's time
-// counts where it is used.
+// An unwritten tensor on the device of another; type: as aoti_torch_dtype_… returns it. Straight from the allocator, as
+// the host's time counts where it is used.
 inline Tensor unwritten(const Tensor& like, int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t type) {
   int32_t device;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
@@ -143,7 +145,9 @@ struct FfnTensors {
   Maybe b_down;   // [d_model]
 
   // The same values at addresses that the kernels can read: copies where they are not.
-  FfnTensors readable() const { return {aligned(x), aligned(w_gate), aligned(w_up), by_neuron(w_down), b_gate, b_up, b_down}; }
+  FfnTensors readable() const {
+    return {aligned(x), aligned(w_gate), aligned(w_up), by_neuron(w_down), b_gate, b_up, b_down};
+  }
 
   // Writes sizes and addresses into a family's own struct; `rows` of x and y from `row` on.
   template <typename Ffn>
@@ -167,9 +171,11 @@ struct FfnTensors {
     f.b_gate = address(b_gate), f.b_up = address(b_up), f.b_down = address(b_down);
   }
 };
-#define TWELL_FFN_SCHEMA "Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? b_gate, Tensor? b_up, Tensor? b_down, "
+#define TWELL_FFN_SCHEMA \
+  "Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? b_gate, Tensor? b_up, Tensor? b_down, "
 
-// Where the probes read and write, each of all rows of the call, or none where it is not requested. n: the rows of the call.
+// Where the probes read and write, each of all rows of the call, or none where it is not requested. n: the rows of the
+// call.
 struct CountTensors {
 #define TWELL_FIELD(...) , Maybe
   using Fields = Types<Maybe, Maybe, Maybe, Maybe, Maybe, Maybe TWELL_NEURON_SUMS(TWELL_FIELD)>;
@@ -180,7 +186,9 @@ struct CountTensors {
   Maybe sequences;  // int32 [n]
   Maybe pairs;      // int64 [tile + 1]: (row, tile) pairs by their count
   Maybe fullest;    // int64 [tile + 1]: rows by the count of their fullest tile
-#define TWELL_TENSOR(name, ...) Maybe name;  // [d_ff], of the type that NeuronSums in kernels/stats.py names
+
+  // [d_ff], of the types that NeuronSums in kernels/stats.py names
+#define TWELL_TENSOR(name, ...) Maybe name;
   TWELL_NEURON_SUMS(TWELL_TENSOR)
 #undef TWELL_TENSOR
 
@@ -196,8 +204,8 @@ struct CountTensors {
   }
 };
 #define TWELL_SUM_SCHEMA(name, ...) ", Tensor(" #name "!)? " #name "=None"
-#define TWELL_COUNTS_SCHEMA                                                                                             \
-  "Tensor(nnz!)? nnz, Tensor? counted=None, Tensor? tokens=None, Tensor? sequences=None, Tensor(pairs!)? pairs=None, "  \
+#define TWELL_COUNTS_SCHEMA                                                                                            \
+  "Tensor(nnz!)? nnz, Tensor? counted=None, Tensor? tokens=None, Tensor? sequences=None, Tensor(pairs!)? pairs=None, " \
   "Tensor(fullest!)? fullest=None" TWELL_NEURON_SUMS(TWELL_SUM_SCHEMA)
 
 }  // namespace twell

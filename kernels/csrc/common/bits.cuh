@@ -17,7 +17,9 @@ __device__ __forceinline__ Number sum_upto(Number value, Lane lane) {
 }
 
 // Returns a word of which the first `count` bits are set: none if it is below 1, all from 32 on.
-__device__ __forceinline__ uint32_t first_bits(int count) { return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : ~0u; }
+__device__ __forceinline__ uint32_t first_bits(int count) {
+  return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : ~0u;
+}
 
 // Returns how many bits are set in `bits`, and writes how many are set before each of its words; by one warp. A lane
 // takes consecutive words.

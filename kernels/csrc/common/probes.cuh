@@ -1,4 +1,5 @@
-// The probes: integer sums and extremes over rows, gathered in shared memory first, so that their order does not matter.
+// The probes: integer sums and extremes over rows, gathered in shared memory first, so that their order does not
+// matter.
 #pragma once
 
 #include "common/probes.h"
@@ -6,11 +7,11 @@
 
 namespace twell {
 
-// nnz of each row and, if asked, the histograms of how full tiles are. A warp a row, a lane a tile; how_many(row, tile) of them
-// fired. shared: [2 * (tile + 1)], where the histograms gather.
+// nnz of each row and, if asked, the histograms of how full tiles are. A warp a row, a lane a tile; how_many(row, tile)
+// of them fired. shared: [2 * (tile + 1)], where the histograms gather.
 template <typename HowMany>
-__device__ __forceinline__ void count_tiles(const Counts& out, const uint8_t* finite, int rows, int tiles, int tile_columns,
-                                            uint32_t* shared, HowMany how_many) {
+__device__ __forceinline__ void count_tiles(const Counts& out, const uint8_t* finite, int rows, int tiles,
+                                            int tile_columns, uint32_t* shared, HowMany how_many) {
   uint32_t *pairs = shared, *fullest = shared + tile_columns + 1;
   const int lane = threadIdx.x % 32, warps = static_cast<int>(blockDim.x) / 32;
   for (int i = threadIdx.x; i < 2 * (tile_columns + 1); i += blockDim.x) shared[i] = 0;
@@ -37,12 +38,13 @@ __device__ __forceinline__ void count_tiles(const Counts& out, const uint8_t* fi
   }
 }
 
-// What a CTA gathers of kColumns neurons over at most kRows rows before it adds them to everyone's. A value is at most 2^40 steps of
-// 2^-20; its sum is kept in parts: that of the lowest 10 bits, below 2^21, of the next 20, below 2^31, and of the rest, which few
-// values have. The first shares its word with the number of rows that fired.
+// What a CTA gathers of kColumns neurons over at most kRows rows before it adds them to everyone's. A value is at most
+// 2^40 steps of 2^-20; its sum is kept in parts: that of the lowest 10 bits, below 2^21, of the next 20, below 2^31,
+// and of the rest, which few values have. The first shares its word with the number of rows that fired.
 template <int kColumns>
 struct Sums {
-  static_assert(kNeuronSums == 6, "each sum of TWELL_NEURON_SUMS has a member here, and a line in begin, add and finish");
+  static_assert(kNeuronSums == 6,
+                "each sum of TWELL_NEURON_SUMS has a member here, and a line in begin, add and finish");
   static constexpr int kRows = 2016;
   static constexpr int kLow = 10, kMiddle = 20, kFires = 21;
   static_assert(kRows << kLow <= 1 << kFires && kRows < 1 << (32 - kFires));
@@ -72,7 +74,8 @@ struct Sums {
     asm volatile("ld.volatile.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(value_max), "=r"(token_min), "=r"(token_max), "=r"(first_sequence)
                  : "r"(smem_address(&has)));
-    if (__float_as_int(value) > value_max) atomicMax(&has.value_max, __float_as_int(value));  // positive: ordered as its bits
+    const int bits = __float_as_int(value);  // positive: ordered as its bits
+    if (bits > value_max) atomicMax(&has.value_max, bits);
     if (token < token_min) atomicMin(&has.token_min, token);
     if (token > token_max) atomicMax(&has.token_max, token);
     if (sequence < static_cast<uint32_t>(first_sequence)) atomicMin(&has.first_sequence, sequence);

@@ -35,29 +35,32 @@ __device__ __forceinline__ uint4 load_16(const void* global, bool inside) {
   return v;
 }
 
-// Loads, likewise, and stores of one piece, from and to the L2, that may meet those of other threads of the GPU; alone they
-// put nothing else in order.
+// Loads, likewise, and stores of one piece, from and to the L2, that may meet those of other threads of the GPU; alone
+// they put nothing else in order.
 __device__ __forceinline__ uint32_t load_relaxed_4(const void* global, bool inside) {
   uint32_t v;
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n mov.b32 %0, 0;\n @p ld.relaxed.gpu.global.b32 %0, [%1];\n}\n"
-               : "=&r"(v)
-               : "l"(global), "r"(static_cast<int>(inside))
-               : "memory");
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n mov.b32 %0, 0;\n @p ld.relaxed.gpu.global.b32 %0, [%1];\n}\n"
+      : "=&r"(v)
+      : "l"(global), "r"(static_cast<int>(inside))
+      : "memory");
   return v;
 }
 __device__ __forceinline__ uint2 load_relaxed_8(const void* global, bool inside) {
   uint64_t v;
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n mov.b64 %0, 0;\n @p ld.relaxed.gpu.global.b64 %0, [%1];\n}\n"
-               : "=&l"(v)
-               : "l"(global), "r"(static_cast<int>(inside))
-               : "memory");
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n mov.b64 %0, 0;\n @p ld.relaxed.gpu.global.b64 %0, [%1];\n}\n"
+      : "=&l"(v)
+      : "l"(global), "r"(static_cast<int>(inside))
+      : "memory");
   return make_uint2(static_cast<uint32_t>(v), static_cast<uint32_t>(v >> 32));
 }
 __device__ __forceinline__ void store_relaxed(uint32_t* global, uint32_t v) {
   asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(global), "r"(v) : "memory");
 }
 __device__ __forceinline__ void store_relaxed(uint2* global, uint2 v) {
-  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(global), "l"(static_cast<uint64_t>(v.y) << 32 | v.x) : "memory");
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(global), "l"(static_cast<uint64_t>(v.y) << 32 | v.x)
+               : "memory");
 }
 
 // Loads four matrices of 8 rows of 16 bytes. Lane 8 i + j passes the address of row j of matrix i, and receives the
@@ -80,11 +83,13 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t smem) {
 template <typename T>
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

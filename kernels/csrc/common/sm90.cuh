@@ -38,7 +38,8 @@ __device__ __forceinline__ void barrier_arrive_remote(uint64_t* barrier, uint32_
   asm volatile(
       "{\n .reg .b32 remote;\n"
       " mapa.shared::cluster.u32 remote, %0, %1;\n"
-      " mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(smem_address(barrier)), "r"(cta)
+      " mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(smem_address(barrier)),
+      "r"(cta)
       : "memory");
 }
 
@@ -55,14 +56,16 @@ __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes
 
 // The same without arriving, for a thread that arrives later.
 __device__ __forceinline__ void barrier_expect_more(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes)
+               : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{\n .reg .pred done;\n"
       "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      " @!done bra again;\n}\n" ::"r"(smem_address(barrier)), "r"(parity)
+      " @!done bra again;\n}\n" ::"r"(smem_address(barrier)),
+      "r"(parity)
       : "memory");
 }
 
@@ -109,10 +112,11 @@ __device__ __forceinline__ void tma_load_2d_multicast(void* smem, const CUtensor
       : "memory");
 }
 
-__device__ __forceinline__ void tma_load_3d(void* smem, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z) {
+__device__ __forceinline__ void tma_load_3d(void* smem, const CUtensorMap* map, uint64_t* barrier, int x, int y,
+                                            int z) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-          smem_address(smem)),
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(smem_address(smem)),
       "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
@@ -135,11 +139,12 @@ __device__ __forceinline__ void bulk_store(void* global, const void* smem, uint3
 template <typename Value>
 __device__ __forceinline__ void bulk_add(void* global, const void* smem, uint32_t bytes) {
   if constexpr (sizeof(Value) == 4) {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(smem_address(smem)), "r"(bytes)
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+                 "r"(smem_address(smem)), "r"(bytes)
                  : "memory");
   } else {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.bf16 [%0], [%1], %2;" ::"l"(global), "r"(smem_address(smem)),
-                 "r"(bytes)
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.bf16 [%0], [%1], %2;" ::"l"(global),
+                 "r"(smem_address(smem)), "r"(bytes)
                  : "memory");
   }
 }
@@ -151,8 +156,8 @@ __device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, const void*
 }
 
 __device__ __forceinline__ void tma_store_3d(const CUtensorMap* map, const void* smem, int x, int y, int z) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(smem_address(smem)),
-               "r"(x), "r"(y), "r"(z)
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(smem_address(smem)), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
 
@@ -172,7 +177,9 @@ __device__ __forceinline__ void prefetch_bulk(const void* global, uint32_t bytes
 }
 
 // Prefetches the line of that address into the L2. Unlike bulk copies, it takes no time of the copy engine.
-__device__ __forceinline__ void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory"); }
+__device__ __forceinline__ void prefetch_line(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
+}
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -251,16 +258,26 @@ __device__ __forceinline__ uint32_t remote_address(const void* pointer, uint32_t
 __device__ __forceinline__ void store_remote(uint32_t remote, float a, float b) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(a), "f"(b) : "memory");
 }
+// A word of another CTA's shared memory.
+__device__ __forceinline__ int load_remote(const int* word, uint32_t cta) {
+  int value;
+  asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(remote_address(word, cta)) : "memory");
+  return value;
+}
 // A write there, which the barrier beside the variable counts by its bytes.
 __device__ __forceinline__ void send_remote(int* to, uint64_t* barrier, int value, uint32_t cta) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.s32 [%0], %1, [%2];" ::"r"(remote_address(to, cta)), "r"(value),
-               "r"(remote_address(barrier, cta))
-               : "memory");
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.s32 "
+      "[%0], %1, [%2];" ::"r"(remote_address(to, cta)),
+      "r"(value), "r"(remote_address(barrier, cta))
+      : "memory");
 }
 __device__ __forceinline__ void send_remote(float4* to, uint64_t* barrier, float4 v, uint32_t cta) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote_address(to, cta)),
-               "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(remote_address(barrier, cta))
-               : "memory");
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+      "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote_address(to, cta)),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(remote_address(barrier, cta))
+      : "memory");
 }
 template <int kRegisters>
 __device__ __forceinline__ void registers_up() {

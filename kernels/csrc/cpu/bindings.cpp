@@ -42,8 +42,9 @@ constexpr ScalarType tensor_type() {
 std::vector<Tensor> joined(const Threads& threads, const Tensor& like) {
   const int64_t d_ff = threads.neurons;
   std::vector<Tensor> out;
-#define TWELL_RESULT(name, type, ...) \
-  type* const name = static_cast<type*>(out.emplace_back(torch::stable::new_empty(like, {d_ff}, tensor_type<type>())).mutable_data_ptr());
+#define TWELL_RESULT(name, type, ...)    \
+  type* const name = static_cast<type*>( \
+      out.emplace_back(torch::stable::new_empty(like, {d_ff}, tensor_type<type>())).mutable_data_ptr());
   TWELL_NEURON_SUMS(TWELL_RESULT)
 #undef TWELL_RESULT
   for (int64_t j = 0; j < d_ff; ++j) {
@@ -55,7 +56,8 @@ std::vector<Tensor> joined(const Threads& threads, const Tensor& like) {
   return out;
 }
 
-// What TwELL keeps of tiles past their slots: their places in `spill`, int32 [n, tiles], and [spilled, tile] of x's type.
+// What TwELL keeps of tiles past their slots: their places in `spill`, int32 [n, tiles], and [spilled, tile] of x's
+// type.
 std::pair<Tensor, Tensor> spilled(const Ffn& ffn, const Tensor& like, int64_t tiles) {
   Tensor places = torch::stable::new_empty(like, {ffn.n, tiles}, ScalarType::Int);
   int32_t* place = places.mutable_data_ptr<int32_t>();
@@ -77,8 +79,8 @@ std::pair<Tensor, Tensor> spilled(const Ffn& ffn, const Tensor& like, int64_t ti
 
 // The op's arguments, in the order of its schema, as kernels/backends/cpu.py has checked them. n: rows of x.
 struct Arguments {
-  using Fields = twell::Types<Tensor, Tensor, MaybeTensor, Tensor, MaybeTensor, MaybeTensor, MaybeTensor, MaybeTensor, MaybeTensor,
-                              MaybeTensor, bool, bool, bool, bool, int64_t, int64_t, int64_t>;
+  using Fields = twell::Types<Tensor, Tensor, MaybeTensor, Tensor, MaybeTensor, MaybeTensor, MaybeTensor, MaybeTensor,
+                              MaybeTensor, MaybeTensor, bool, bool, bool, bool, int64_t, int64_t, int64_t>;
   Tensor x;               // [n, d_model]
   Tensor w_gate;          // [d_ff, d_model]
   MaybeTensor w_up;       // [d_ff, d_model]; none in a plain FFN
@@ -111,7 +113,8 @@ Ffn inputs_of(const Arguments& a, const std::vector<float>& gate_bias, const std
   ffn.x = a.x.const_data_ptr(), ffn.w_gate = a.w_gate.const_data_ptr(), ffn.w_down = a.w_down.const_data_ptr();
   ffn.w_up = data_of<void>(a.w_up);
   ffn.b_gate = gate_bias.data(), ffn.b_up = up_bias.data();
-  ffn.rows = data_of<uint8_t>(a.rows), ffn.tokens = data_of<int32_t>(a.tokens), ffn.sequences = data_of<int32_t>(a.sequences);
+  ffn.rows = data_of<uint8_t>(a.rows), ffn.tokens = data_of<int32_t>(a.tokens),
+  ffn.sequences = data_of<int32_t>(a.sequences);
   ffn.tile = a.tile, ffn.words = a.words;
   return ffn;
 }
@@ -119,10 +122,10 @@ Ffn inputs_of(const Arguments& a, const std::vector<float>& gate_bias, const std
 // The tensors that the op returns, and where in them the kernel writes.
 struct Results {
   std::vector<Tensor> tensors;
-  void* y;        // [n, d_model], as x
-  bool* finite;   // [n]
-  int32_t* nnz;   // [n] or null
-  int32_t* used;  // [n] or null
+  void* y;         // [n, d_model], as x
+  bool* finite;    // [n]
+  int32_t* nnz;    // [n] or null
+  int32_t* used;   // [n] or null
   size_t sums_at;  // where among the tensors the neurons' sums go
 
   Results(const Arguments& a, Ffn& ffn) : tensors{torch::stable::empty_like(a.x)} {
@@ -141,10 +144,10 @@ struct Results {
   }
 };
 
-// Runs the products into `out`, and returns the threads with their sums of neurons. A row is known not to be finite only at its end, when
-// its neurons are summed already: that is rare, and all is then run again without it.
-void run_counted(Ffn& ffn, const Level& level, const Plan& plan, const std::vector<float>& start, float* out, const Results& results,
-                 bool neurons, std::optional<Threads>& threads) {
+// Runs the products into `out`, and returns the threads with their sums of neurons. A row is known not to be finite
+// only at its end, when its neurons are summed already: that is rare, and all is then run again without it.
+void run_counted(Ffn& ffn, const Level& level, const Plan& plan, const std::vector<float>& start, float* out,
+                 const Results& results, bool neurons, std::optional<Threads>& threads) {
   const auto run = [&](Threads& own) {
     run_units(ffn, level, plan, start, out, own);
     finish(ffn, plan, out, results.y, results.finite, results.nnz, results.used);
@@ -157,8 +160,8 @@ void run_counted(Ffn& ffn, const Level& level, const Plan& plan, const std::vect
   run(threads.emplace(ffn, plan, neurons));
 }
 
-// Returns y and finite, and of the following what is wanted: nnz; nnz_used; tile counts [n, tiles]; the sums of neurons; words, values
-// (float32 only), spill_index and spill of TwELL.
+// Returns y and finite, and of the following what is wanted: nnz; nnz_used; tile counts [n, tiles]; the sums of
+// neurons; words, values (float32 only), spill_index and spill of TwELL.
 std::vector<Tensor> cpu_ffn(Arguments a) {
   const Level& level = pick_level(a.level);
   const auto gate_bias = widened(a.b_gate, a.w_gate.size(0)), up_bias = widened(a.b_up, a.w_gate.size(0));
@@ -202,4 +205,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
       "int tile, int words, int level) -> Tensor[]");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) { m.impl("cpu_ffn", TORCH_BOX((&twell::ByPosition<cpu_ffn, Arguments>::call))); }
+STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
+  m.impl("cpu_ffn", TORCH_BOX((&twell::ByPosition<cpu_ffn, Arguments>::call)));
+}

@@ -9,18 +9,18 @@
 
 namespace twell::cpu {
 
-constexpr int64_t kChunk = 512;             // neurons at a time: a multiple of every tile and panel width
-constexpr int64_t kStride = kChunk + 16;    // floats between rows of a chunk's matrices, off the powers of two
-constexpr int64_t kRows = 96;               // rows of a block, at most
-constexpr int64_t kFewRows = 64;            // below this many, products read the weights as they lie
-constexpr int64_t kPanel = 32;              // neurons of a packed panel, at most
+constexpr int64_t kChunk = 512;           // neurons at a time: a multiple of every tile and panel width
+constexpr int64_t kStride = kChunk + 16;  // floats between rows of a chunk's matrices, off the powers of two
+constexpr int64_t kRows = 96;             // rows of a block, at most
+constexpr int64_t kFewRows = 64;          // below this many, products read the weights as they lie
+constexpr int64_t kPanel = 32;            // neurons of a packed panel, at most
 
 enum class Activation { relu, relu2 };
 enum class Weights { gate, up };
 
 struct Ffn {
   int64_t n, d_model, d_ff, chunks;
-  bool narrow;               // x, weights and y are bfloat16; else float32
+  bool narrow;  // x, weights and y are bfloat16; else float32
   Activation activation;
   bool up_relu;
   const void* x;             // [n, d_model]
@@ -34,17 +34,17 @@ struct Ffn {
   const int32_t* sequences;  // [n]
   int64_t tile, words;       // columns of a tile, and 32-bit words of a packed one: its count and its slots
 
-  int32_t* fired;            // [n, chunks]
-  int32_t* used;             // [n, chunks] or null
-  int32_t* tiles;            // [n, tiles] or null, tiles = ceil(d_ff / tile)
-  uint8_t* finite;           // [n, chunks]
-  int32_t* packed;           // [n, tiles, words] or null: TwELL, as layout.py describes it
-  float* slots;              // [n, tiles, words - 1]: its values, float32 only
-  float* spill;              // [n, tiles, tile]: those past their slots, dense; the others are not touched
+  int32_t* fired;   // [n, chunks]
+  int32_t* used;    // [n, chunks] or null
+  int32_t* tiles;   // [n, tiles] or null, tiles = ceil(d_ff / tile)
+  uint8_t* finite;  // [n, chunks]
+  int32_t* packed;  // [n, tiles, words] or null: TwELL, as layout.py describes it
+  float* slots;     // [n, tiles, words - 1]: its values, float32 only
+  float* spill;     // [n, tiles, tile]: those past their slots, dense; the others are not touched
 
   // Packed panels of a chunk, made by whoever asks first; only where n >= kFewRows.
   const float* (*panels)(const Ffn&, Weights, int64_t chunk);
-  void* shared;              // what `panels` works on
+  void* shared;  // what `panels` works on
 };
 
 // The sums of one neuron: fires, value_sum, …; of no rows to begin with.

@@ -113,7 +113,8 @@ void listed_dots(const float* x, const T* weight, int64_t depth, const uint16_t*
 
 // y [kVectors * kLanes] += the sum of value[i] * weight[index[i]], columns of a weight whose rows are `depth` long.
 template <int kVectors, class T>
-void add_listed_strip(float* y, const T* weight, int64_t depth, const uint16_t* index, const float* value, int64_t count) {
+void add_listed_strip(float* y, const T* weight, int64_t depth, const uint16_t* index, const float* value,
+                      int64_t count) {
   Vec sum[kVectors] = {};
   for (int64_t i = 0; i < count; ++i) {
     const T* row = weight + index[i] * depth;
@@ -144,7 +145,8 @@ void add_listed(float* y, const T* weight, int64_t depth, const uint16_t* index,
 
 // y [rows, depth] += h [rows, neurons] weight [neurons, depth]; `panel` is room for [neurons, kWide].
 template <class T>
-void down_product(const float* h, const T* weight, int64_t rows, int64_t neurons, int64_t depth, float* panel, float* y) {
+void down_product(const float* h, const T* weight, int64_t rows, int64_t neurons, int64_t depth, float* panel,
+                  float* y) {
   for (int64_t k = 0; k < depth; k += kWide) {
     const int64_t real = depth - k < kWide ? depth - k : kWide;
     for (int64_t j = 0; j < neurons; ++j)

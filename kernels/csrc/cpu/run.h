@@ -24,7 +24,8 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Uninitialised floats, aligned to a cache line; pages are touched only as they are used.
 class Floats {
  public:
-  explicit Floats(int64_t count) : data_(static_cast<float*>(::operator new(std::max<int64_t>(count, 1) * 4, kAlign))) {}
+  explicit Floats(int64_t count)
+      : data_(static_cast<float*>(::operator new(std::max<int64_t>(count, 1) * 4, kAlign))) {}
   ~Floats() { ::operator delete(data_, kAlign); }
   Floats(const Floats&) = delete;
   Floats& operator=(const Floats&) = delete;
@@ -54,7 +55,8 @@ inline const Level& pick_level(int64_t asked) {
 // Weights as panels, a chunk at a time, each packed by the first thread that asks for it.
 class Panels {
  public:
-  Panels(const Ffn& ffn, const Level& level) : level_(level), chunk_(ceil_div(kChunk, level.panel) * level.panel * ffn.d_model) {
+  Panels(const Ffn& ffn, const Level& level)
+      : level_(level), chunk_(ceil_div(kChunk, level.panel) * level.panel * ffn.d_model) {
     for (auto& weights : weights_) {
       weights.memory = std::make_unique<Floats>(chunk_ * ffn.chunks);
       weights.once = std::make_unique<std::once_flag[]>(ffn.chunks);
@@ -151,15 +153,19 @@ class Threads {
 
 // Runs every unit, each by whichever thread is free. y is [splits, n, d_model], begun as `start` [d_model] in split 0.
 inline void run_units(const Ffn& ffn, const Level& level, const Plan& plan, const std::vector<float>& start, float* y,
-               Threads& threads) {
+                      Threads& threads) {
   std::atomic<int64_t> next{0};
   const int64_t units = plan.blocks * plan.splits;
   torch::stable::parallel_for(0, threads.count, 1, [&](int64_t thread, int64_t end) {
     for (; thread < end; ++thread)
       for (int64_t u; (u = next.fetch_add(1)) < units;) {
         const int64_t row = u / plan.splits * plan.block, split = u % plan.splits;
-        Unit unit{row, std::min(row + plan.block, ffn.n), split * ffn.chunks / plan.splits,
-                  (split + 1) * ffn.chunks / plan.splits, y + (split * ffn.n + row) * ffn.d_model, threads.own(thread)};
+        Unit unit{row,
+                  std::min(row + plan.block, ffn.n),
+                  split * ffn.chunks / plan.splits,
+                  (split + 1) * ffn.chunks / plan.splits,
+                  y + (split * ffn.n + row) * ffn.d_model,
+                  threads.own(thread)};
         for (int64_t r = 0; r < unit.row_end - row; ++r)
           if (split)
             std::fill_n(unit.y + r * ffn.d_model, ffn.d_model, 0.f);

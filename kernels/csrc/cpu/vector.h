@@ -80,7 +80,8 @@ inline Vec add_halves(Vec a, Vec b, std::integer_sequence<int, kOut...>) {
 // Sums of four vectors over their lanes, always by the same tree.
 inline void sums_of_4(const Vec* v, float* out) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
-  Vec parts = add_halves<kLanes / 2>(add_halves<kLanes>(v[0], v[1], lanes), add_halves<kLanes>(v[2], v[3], lanes), lanes);
+  Vec parts =
+      add_halves<kLanes / 2>(add_halves<kLanes>(v[0], v[1], lanes), add_halves<kLanes>(v[2], v[3], lanes), lanes);
   if constexpr (kLanes >= 8) parts = add_halves<kLanes / 4>(parts, parts, lanes);
   if constexpr (kLanes >= 16) parts = add_halves<kLanes / 8>(parts, parts, lanes);
   float lane[kLanes];

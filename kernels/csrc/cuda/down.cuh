@@ -26,8 +26,8 @@ struct DownFill {
   const Ffn& f;
   Rows<T, S, S::kM> hidden;
   const int* list;
-  const T* w;           // the thread's eight columns
-  bool inside;          // they exist; else zeros
+  const T* w;   // the thread's eight columns
+  bool inside;  // they exist; else zeros
   int last, next[kMine];
   uint32_t place;
 

@@ -72,7 +72,8 @@ __device__ __forceinline__ void finish_gate(Sum<S>& d, const Ffn& f, const GateT
         bits |= __shfl_xor_sync(~0u, bits, 2);
         if (row < f.rows && column0 < 32 * f.words) {
           if ((p.lane & 3) == 0)
-            reinterpret_cast<Bits*>(f.masks + static_cast<int64_t>(row) * f.words)[column0 / kBits] = static_cast<Bits>(bits);
+            reinterpret_cast<Bits*>(f.masks + static_cast<int64_t>(row) * f.words)[column0 / kBits] =
+                static_cast<Bits>(bits);
           T* values = static_cast<T*>(f.values) + static_cast<int64_t>(row) * f.pitch + column0 + 2 * (p.lane & 3);
 #pragma unroll
           for (int j = 0; j < kNi; ++j)

@@ -10,9 +10,9 @@ namespace twell::cuda {
 
 struct Ffn {
   int rows, d_model, d_ff;
-  int words;   // of a row's mask, 32 columns each
-  int pitch;   // columns between rows of `values`
-  int block;   // consecutive rows that share a union, 16 or 64: the height of the tiles of `up` and `down`
+  int words;  // of a row's mask, 32 columns each
+  int pitch;  // columns between rows of `values`
+  int block;  // consecutive rows that share a union, 16 or 64: the height of the tiles of `up` and `down`
   int blocks;
   bool relu2, up_relu;  // ReLU squared; a ReLU on the up branch too
 
@@ -37,7 +37,8 @@ struct Ffn {
   int* used;        // [rows] or null, zeros from the caller: with up_relu, how many products are not zero
 };
 
-struct Packed {  // TwELL of any layout; a tile past its slots is completed in `values`
+// TwELL of any layout; a tile past its slots is completed in `values`.
+struct Packed {
   int tile, words, tiles;  // columns; words a tile; tiles a row
   uint32_t* out;           // [rows, tiles, words]
   int* spill_index;        // [rows, tiles]: the tile's row in `values` as [rows * tiles, tile]; -1 if it fits its slots

@@ -1,6 +1,6 @@
 #include "common/launch.cuh"
-#include "cuda/probes.cuh"
 #include "cuda/plan.cuh"
+#include "cuda/probes.cuh"
 
 namespace twell::cuda {
 

@@ -16,8 +16,8 @@ inline int plan_shared_bytes(int words) { return words * 2 * 4 + kPlanWarps * 32
 
 // A warp lays out 32 words of a row of `hidden`, a lane a word, through 1024 values of shared memory. The value is 0
 // where a neuron of the union did not fire, and where there is no finite row.
-__device__ __forceinline__ void lay_out(const Ffn& f, const uint32_t* bits, const int* before, int size, uint16_t* staged,
-                                        uint16_t* to, int row, bool there, int w0, int lane) {
+__device__ __forceinline__ void lay_out(const Ffn& f, const uint32_t* bits, const int* before, int size,
+                                        uint16_t* staged, uint16_t* to, int row, bool there, int w0, int lane) {
   const int w = w0 + lane, first = before[w0];
   const bool last = w0 + 32 >= f.words;
   const int many = (last ? size : before[w0 + 32]) - first;
@@ -25,8 +25,8 @@ __device__ __forceinline__ void lay_out(const Ffn& f, const uint32_t* bits, cons
   for (int i = lane; 2 * i < many; i += 32) reinterpret_cast<uint32_t*>(staged)[i] = 0;
   __syncwarp();
   if (fired != 0) {
-    const uint4* values =
-        reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(f.values) + static_cast<int64_t>(row) * f.pitch + 32 * w);
+    const uint4* values = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(f.values) +
+                                                         static_cast<int64_t>(row) * f.pitch + 32 * w);
     const uint32_t among = bits[w];
     uint16_t* place = staged + before[w] - first;
 #pragma unroll

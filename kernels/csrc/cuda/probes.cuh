@@ -1,8 +1,8 @@
 // What is computed from the masks on request: the probes, and TwELL of any layout.
 #pragma once
 
-#include "common/probes.cuh"
 #include "common/convert.cuh"
+#include "common/probes.cuh"
 #include "cuda/params.h"
 
 namespace twell::cuda {
@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(kCountThreads) count_neurons(const Ffn f, cons
 static __global__ void __launch_bounds__(kCountThreads) pack(const Ffn f, const Packed p) {
   const int many = p.tile / 32, wide = (p.tiles * many + 31) / 32;  // words of a tile; warps for a row
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * (kCountThreads / 32) + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32, w = static_cast<int>(unit % wide) * 32 + lane, tile = w / many, place = lane % many;
+  const int lane = threadIdx.x % 32, w = static_cast<int>(unit % wide) * 32 + lane, tile = w / many,
+            place = lane % many;
   const int64_t row = unit / wide;
   if (row >= f.rows) return;
   const bool there = tile < p.tiles;

@@ -81,7 +81,8 @@ __device__ __forceinline__ float times_sign(float x, float of) {
   return __uint_as_float(__float_as_uint(x) ^ (__float_as_uint(of) & 0x80000000u));
 }
 
-// The gradients of a value's up value and of its gate's pre-activation. Both are 0 where the gate value g is 0, and with it h.
+// The gradients of a value's up value and of its gate's pre-activation. Both are 0 where the gate value g is 0, and
+// with it h.
 struct ValueGradients {
   float du, dg;
   // h: the hidden value; dh: its gradient without the one of l1; l1: the gradient of |h|

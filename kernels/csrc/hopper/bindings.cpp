@@ -39,8 +39,9 @@ Launches launches_of(twell::hopper::Path path) {
 
 // The op's arguments, in the order of its schema.
 struct Arguments {
-  using Fields = decltype(joined(FfnTensors::Fields{}, WorkspaceTensor::Fields{}, Types<Tensor, Tensor, Maybe, Maybe, int64_t, int64_t, bool, int64_t>{},
-                                 CountTensors::Fields{}));
+  using Fields =
+      decltype(joined(FfnTensors::Fields{}, WorkspaceTensor::Fields{},
+                      Types<Tensor, Tensor, Maybe, Maybe, int64_t, int64_t, bool, int64_t>{}, CountTensors::Fields{}));
   FfnTensors tensors;
   WorkspaceTensor workspace;
   Tensor y, finite;   // [n, d_model]; bool [n]
@@ -61,7 +62,8 @@ Ffn shape_of(const FfnTensors& tensors, int64_t rows, bool planned, StageSet sta
   f.tiles = (f.d_ff + kTile - 1) / kTile;
   f.panels = (f.d_ff + kPanelColumns - 1) / kPanelColumns;
   f.blocks = (f.rows + kBlockRows - 1) / kBlockRows;
-  choose_rows16(f, {stages.has(Stage::kLeaveDense), stages.has(Stage::kNextWave), stages.has(Stage::kWideGroups)}, multiprocessors());
+  choose_rows16(f, {stages.has(Stage::kLeaveDense), stages.has(Stage::kNextWave), stages.has(Stage::kWideGroups)},
+                multiprocessors());
   return f;
 }
 
@@ -69,9 +71,10 @@ Ffn shape_of(const FfnTensors& tensors, int64_t rows, bool planned, StageSet sta
 template <typename Place>
 void place(Ffn& f, char* memory, const Place& offsets, StageSet stages, bool used) {
   using namespace twell::hopper;
-  point(memory, offsets, f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes, f.hidden, f.tasks, f.parts,
-        f.part_ready);
-  if (f.w_up != nullptr && f.blocks <= kDenseTileBlocks) f.dense_tiles = reinterpret_cast<int*>(f.row_sums + f.rows + 1);
+  point(memory, offsets, f.heads, f.tails, f.masks, f.spill, f.fired, f.row_sums, f.order, f.unions, f.union_sizes,
+        f.hidden, f.tasks, f.parts, f.part_ready);
+  if (f.w_up != nullptr && f.blocks <= kDenseTileBlocks)
+    f.dense_tiles = reinterpret_cast<int*>(f.row_sums + f.rows + 1);
   f.continues_with_up = f.dense_tiles != nullptr && stages.has(Stage::kUp) && !used;
 }
 
@@ -126,8 +129,8 @@ void ffn(Arguments a) {
   });
 }
 
-// What is known of a call in one pass before its rows come, so that the like of it can be run again: the host's time counts where that is
-// used.
+// What is known of a call in one pass before its rows come, so that the like of it can be run again: the host's time
+// counts where that is used.
 struct Prepared {
   Ffn f;                            // but the rows, the results and the workspace
   std::array<int64_t, 13> offsets;  // of the buffers in the workspace
@@ -136,22 +139,26 @@ struct Prepared {
   bool counts;  // whether rows have an nnz
 };
 
-// Returns a Prepared as a tensor of bytes on the host, in which the weights are addresses. x: rows like those to come; the weights as the
-// kernels read them, w_down by neuron.
-Tensor prepare(Tensor x, Tensor w_gate, Maybe w_up, Tensor w_down, Maybe b_gate, Maybe b_up, Maybe b_down, Offsets offsets, int64_t bytes, int64_t rows,
-               bool counts, bool planned) {
+// Returns a Prepared as a tensor of bytes on the host, in which the weights are addresses. x: rows like those to come;
+// the weights as the kernels read them, w_down by neuron.
+Tensor prepare(Tensor x, Tensor w_gate, Maybe w_up, Tensor w_down, Maybe b_gate, Maybe b_up, Maybe b_down,
+               Offsets offsets, int64_t bytes, int64_t rows, bool counts, bool planned) {
   const OnDeviceOf there(x);
   const FfnTensors tensors{x, w_gate, w_up, w_down, b_gate, b_up, b_down};
   Prepared call{};
-  if (offsets.size() != call.offsets.size()) throw std::runtime_error("offsets: expected " + std::to_string(call.offsets.size()) + ", got " + std::to_string(offsets.size()));
+  if (offsets.size() != call.offsets.size())
+    throw std::runtime_error("offsets: expected " + std::to_string(call.offsets.size()) + ", got " +
+                             std::to_string(offsets.size()));
   std::copy(offsets.begin(), offsets.end(), call.offsets.begin());
   call.bytes = bytes, call.counts = counts;
-  call.stages = static_cast<int64_t>(Stage::kGate) | static_cast<int64_t>(Stage::kUp) | static_cast<int64_t>(Stage::kDown);
+  call.stages =
+      static_cast<int64_t>(Stage::kGate) | static_cast<int64_t>(Stage::kUp) | static_cast<int64_t>(Stage::kDown);
   if (planned) call.stages |= static_cast<int64_t>(Stage::kPlan);
   call.f = shape_of(tensors, rows, planned, {call.stages});
   const int64_t size = sizeof(Prepared), stride = 1;
   AtenTensorHandle made;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), aoti_torch_device_type_cpu(), 0, &made));
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), aoti_torch_device_type_cpu(), 0, &made));
   const Tensor prepared(made);
   std::memcpy(address(prepared), &call, sizeof call);
   return prepared;
@@ -165,7 +172,8 @@ std::tuple<Tensor, Tensor, Tensor> again(Tensor x, Tensor prepared) {
   x = aligned(x);
   const OnDeviceOf there(x);
   const Tensor y = unwritten(x), finite = unwritten(x, {rows}, aoti_torch_dtype_bool());
-  const Tensor nnz = unwritten(x, {call.counts ? rows : 0}, aoti_torch_dtype_int32()), memory = unwritten(x, {call.bytes}, aoti_torch_dtype_uint8());
+  const Tensor nnz = unwritten(x, {call.counts ? rows : 0}, aoti_torch_dtype_int32()),
+               memory = unwritten(x, {call.bytes}, aoti_torch_dtype_uint8());
   Ffn f = call.f;
   f.x = address(x), f.y = address(y), f.finite = as<uint8_t>(finite);
   if (call.counts) f.nnz = as<int>(nnz);
@@ -178,9 +186,10 @@ std::tuple<Tensor, Tensor, Tensor> again(Tensor x, Tensor prepared) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(TWELL_OP "(" TWELL_FFN_SCHEMA
-        "Tensor(a!) workspace, SymInt[] offsets, Tensor(b!) y, Tensor(c!) finite, Tensor(d!)? nnz_used, Tensor? added, SymInt row, SymInt rows, "
-        "bool planned, int stages, " TWELL_COUNTS_SCHEMA ") -> ()");
-  m.def(TWELL_OP "_prepare(" TWELL_FFN_SCHEMA "SymInt[] offsets, SymInt bytes, SymInt rows, bool counts, bool planned) -> Tensor");
+                 "Tensor(a!) workspace, SymInt[] offsets, Tensor(b!) y, Tensor(c!) finite, Tensor(d!)? nnz_used, "
+                 "Tensor? added, SymInt row, SymInt rows, bool planned, int stages, " TWELL_COUNTS_SCHEMA ") -> ()");
+  m.def(TWELL_OP "_prepare(" TWELL_FFN_SCHEMA
+                 "SymInt[] offsets, SymInt bytes, SymInt rows, bool counts, bool planned) -> Tensor");
   m.def(TWELL_OP "_again(Tensor x, Tensor prepared) -> (Tensor, Tensor, Tensor)");
 }
 

@@ -18,7 +18,8 @@ inline Path path_of(const Ffn& f, int processors) {
 
 // Choices of `rows16`. The first two are hints, on which no result depends: what is prefetched into the L2 for others.
 struct Rows16Choices {
-  bool leave_dense;  // not the down weights of a group that fires nearly whole: those of all groups may be more than the L2 holds
+  // not the down weights of a group that fires nearly whole: those of all groups may be more than the L2 holds
+  bool leave_dense;
   bool next_wave;    // the gate weights of the group that comes after a CTA's own on its multiprocessor
   bool wide_groups;  // groups of kWideGroup where that makes one wave of two
 };

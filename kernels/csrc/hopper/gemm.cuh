@@ -52,7 +52,7 @@ __device__ __forceinline__ void wait_as_warp(uint64_t* barrier, uint32_t parity)
 
 // The position of a thread in a consumer warpgroup.
 struct Consumer {
-  int group, warp, lane;  // warpgroup 0 or 1, warp 0..3 in it
+  int group, warp, lane;               // warpgroup 0 or 1, warp 0..3 in it
   int row0 = group * 64, column0 = 0;  // its part of the tile, where columns are K-major: from here on
   static __device__ __forceinline__ Consumer here() {
     const int thread = threadIdx.x;
@@ -73,8 +73,8 @@ __device__ __forceinline__ int block_to_take(const Ffn& f, int i) {
   return (i - of_full_columns) % whole * kBlocks + more + (i - of_full_columns) / whole;
 }
 
-// The order in which clusters take tiles of pairs of blocks. All tiles of a pair, then of the next one; or, of weights that are
-// more than what stays in the L2 for the next pair, each tile for kPairs pairs, whose rows then stay there.
+// The order in which clusters take tiles of pairs of blocks. All tiles of a pair, then of the next one; or, of weights
+// that are more than what stays in the L2 for the next pair, each tile for kPairs pairs, whose rows then stay there.
 struct PairTiles {
   static constexpr int64_t kStay = 25 << 20;  // bytes
   static constexpr int kPairs = 8;
@@ -86,7 +86,8 @@ struct PairTiles {
       : pairs((f.blocks + 1) / 2), tiles(tiles), together(int64_t{2} * f.d_model * f.d_ff > kStay ? kPairs : 1) {}
   __device__ __forceinline__ int count() const { return pairs * tiles; }
   __device__ __forceinline__ Place operator[](int i) const {
-    const int before = i / (together * tiles) * together, group = min(together, pairs - before), at = i - before * tiles;
+    const int before = i / (together * tiles) * together, group = min(together, pairs - before),
+              at = i - before * tiles;
     return {before + at % group, at / group};
   }
 };
@@ -105,9 +106,11 @@ struct Corner {
 template <bool kTransposed = false>
 __device__ __forceinline__ void store_matrices(void* smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   if constexpr (kTransposed)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(smem)), "r"(a), "r"(b), "r"(c), "r"(d));
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(smem)),
+                 "r"(a), "r"(b), "r"(c), "r"(d));
   else
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(smem)), "r"(a), "r"(b), "r"(c), "r"(d));
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(smem)), "r"(a),
+                 "r"(b), "r"(c), "r"(d));
 }
 
 // A panel of a block's hidden state.
@@ -115,8 +118,8 @@ __device__ __forceinline__ unsigned char* hidden_panel(const Ffn& f, int block, 
   return static_cast<unsigned char*>(f.hidden) + (static_cast<int64_t>(block) * f.panels + panel) * kPanelBytes;
 }
 
-// Fills the ring with `steps` of a tile of a cluster of two: x of this CTA's rows, and half of the weights for both CTAs.
-// By a warp.
+// Fills the ring with `steps` of a tile of a cluster of two: x of this CTA's rows, and half of the weights for both
+// CTAs. By a warp.
 __device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensorMap& x_map, const CUtensorMap& w_map,
                                            int m0, int height, int tile, int rank, int steps, int lane) {
   const int bytes = height * (kTileK * 2) + kBBytes;
@@ -132,13 +135,13 @@ __device__ __forceinline__ void load_steps(Shared& s, Ring& ring, const CUtensor
   }
 }
 
-// D[64 x kN] of this warpgroup over `steps` stages. `hook` runs in one of the steps, the hook_at-th or the last; or it takes the
-// step, and returns in which it runs again. Frees each stage, in `kCluster` CTAs, once its products are done. copied: whether threads' own copies are among those
-// that fill the stages. kTransposeA: A's tile is MN-major, [2 blocks of 64 rows][64 of k][64]. kArrivals: a warp's at each CTA of a
-// cluster
+// D[64 x kN] of this warpgroup over `steps` stages. `hook` runs in one of the steps, the hook_at-th or the last; or it
+// takes the step, and returns in which it runs again. Frees each stage, in `kCluster` CTAs, once its products are done.
+// copied: whether threads' own copies are among those that fill the stages. kTransposeA: A's tile is MN-major, [2
+// blocks of 64 rows][64 of k][64]. kArrivals: a warp's at each CTA of a cluster
 template <typename T, int kN, int kTransposeB, int kCluster, int kTransposeA = 0, int kArrivals = 1, typename Hook>
-__device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, bool copied, const Consumer& c, Hook hook,
-                                         int hook_at = 8) {
+__device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring, int steps, bool copied,
+                                         const Consumer& c, Hook hook, int hook_at = 8) {
   // K-major: 16 columns of K are 32 bytes. MN-major: [4 blocks of 64 n][8 groups of 8 k][8][64]; 16 of K are 2 KB.
   constexpr uint32_t kLead = kTransposeB ? 8192 : 16, kStepB = kTransposeB ? 2048 >> 4 : 32 >> 4;
   constexpr uint32_t kStepA = kTransposeA ? 2048 >> 4 : 32 >> 4;
@@ -169,7 +172,8 @@ __device__ __forceinline__ void multiply(float (&d)[128], Shared& s, Ring& ring,
     const uint64_t a = a0.at(at.stage * (kABytes >> 4)), b = b0.at(at.stage * (kBBytes >> 4));
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kTileK / 16; ++k) wgmma<T, kN, kTransposeB, kTransposeA>(d, a + k * kStepA, b + k * kStepB, step > 0 || k > 0);
+    for (int k = 0; k < kTileK / 16; ++k)
+      wgmma<T, kN, kTransposeB, kTransposeA>(d, a + k * kStepA, b + k * kStepB, step > 0 || k > 0);
     wgmma_commit();
     if (step == hook_step) {
       if constexpr (std::is_invocable_v<Hook>)

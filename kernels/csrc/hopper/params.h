@@ -8,14 +8,14 @@
 
 namespace twell::hopper {
 
-constexpr int kBlockRows = 128;   // rows that share a union
-constexpr int kWindow = 1024;     // consecutive rows from which blocks choose theirs
-constexpr int kPanelColumns = 64; // columns of a hidden panel: [128 rows][64] values, 16 KB, 128-byte swizzled
+constexpr int kBlockRows = 128;    // rows that share a union
+constexpr int kWindow = 1024;      // consecutive rows from which blocks choose theirs
+constexpr int kPanelColumns = 64;  // columns of a hidden panel: [128 rows][64] values, 16 KB, 128-byte swizzled
 constexpr int kRows16Max = 16, kRows64Max = 64;  // most rows that `rows16` and `rows64` take, in calls without a plan
 constexpr int kGroupNeurons = 48, kWideGroup = 64;  // neurons of one of their CTAs; of one of `rows16` in wide models
 constexpr int kTile = 256, kWords = 32, kSlots = kWords - 1;  // TwELL at compression 8
 constexpr int kHead = 8, kTail = kWords - kHead;  // its words, in two arrays: most rows use no more than a head
-constexpr int kMaskWords = kTile / 32;  // bits of what a tile fires, a bit a neuron
+constexpr int kMaskWords = kTile / 32;            // bits of what a tile fires, a bit a neuron
 // most sums that `down` can leave for other CTAs at once, of this many warps each
 constexpr int kParts = 144, kPartWarps = 8;
 // in a first word: the flag that the tile is dense in `spill`; the bits of the count
@@ -45,20 +45,20 @@ struct Ffn {
   // [rows, tiles, 8]: the true count, then slots of index | value << 16; words past the count are undefined. A tile
   // past its slots, or with kDenseTile beside its count, is in `spill`
   uint32_t* heads;
-  uint32_t* tails;       // [rows, tiles, 24]: further slots, written 8 at a time as they are used
+  uint32_t* tails;  // [rows, tiles, 24]: further slots, written 8 at a time as they are used
   // [rows, tiles, 32, 8]: such tiles, dense, with chunk c of row r at c ^ (r % 8), and those that are left as words
   // too; the gate does not write other tiles
   void* spill;
-  uint32_t* masks;       // [rows, tiles, 8]: what fires, a bit a neuron; without a plan, counts of rows by groups of neurons
-  uint32_t* fired;       // [blocks, tiles, 8]: likewise for any of 128 consecutive rows
+  uint32_t* masks;  // [rows, tiles, 8]: what fires, a bit a neuron; without a plan, counts of rows by groups
+  uint32_t* fired;  // [blocks, tiles, 8]: likewise for any of 128 consecutive rows
   // [rows + 1]: how many neurons a row fires, with kNonfiniteGate if its gate values are not finite, and kNonfiniteUp
   // if up products that the gate's kernel made are not; then the number of `tasks`. Zeros at first
   uint32_t* row_sums;
   // [3 * windows + 2 * pairs of blocks * tiles], after row_sums: which tiles are dense in `spill`, as in
   // dense_tiles.cuh. Zeros at first; null in a plain FFN, and with more than kDenseTileBlocks
   int* dense_tiles;
-  // whether the gate's kernel may continue with their up products. `up` makes those again that lie in blocks which then do
-  // not run dense, so it may not where used products are counted
+  // whether the gate's kernel may continue with their up products. `up` makes those again that lie in blocks which then
+  // do not run dense, so it may not where used products are counted
   bool continues_with_up;
   int* order;  // [windows * 1024]: the rows of each block, by nnz within a window; entries from `rows` on stay in place
   // [blocks, panels * 64]: the block's neurons, ascending; neuron 0 fills the last 64 of them, or the first 64 of an
@@ -66,27 +66,27 @@ struct Ffn {
   uint16_t* unions;
   // [blocks]; d_ff: every neuron, and the block runs dense; -d_ff: and its gate values are in `spill`
   int* union_sizes;
-  void* hidden;          // [blocks, panels, 128, 64]: gate values over the union, then the hidden state, swizzled
+  void* hidden;  // [blocks, panels, 128, 64]: gate values over the union, then the hidden state, swizzled
   // [blocks * panels, 2] of the up product: a block, and 32 * first panel + 16 * (it runs dense) + 8 * (its rows are
   // consecutive) + panels
   int* tasks;
-  float* parts;  // [kParts, 32, 256, 4]: the sums so far of a task of `down` that a CTA does not finish, by thread
-  int* part_ready;       // [kParts, kPartWarps]: 1 once a warp's part is written
-  void* y;               // [rows, d_model]
-  const void* added;     // [rows, d_model] or null: is added to y once that is rounded.
-  uint8_t* finite;       // [rows]: 1, or 0 for a row that is not finite; written by the plan, and again by `up`
+  float* parts;       // [kParts, 32, 256, 4]: the sums so far of a task of `down` that a CTA does not finish, by thread
+  int* part_ready;    // [kParts, kPartWarps]: 1 once a warp's part is written
+  void* y;            // [rows, d_model]
+  const void* added;  // [rows, d_model] or null: is added to y once that is rounded.
+  uint8_t* finite;    // [rows]: 1, or 0 for a row that is not finite; written by the plan, and again by `up`
   int* nnz;  // [rows] or null: how many neurons a row fires; 0 for a row that is not finite. Written with `finite`
 
-  // [1] or null: of a backward pass that may repeat the forward pass, how many values that one had to keep. The launches
-  // do nothing where they were at most `capacity`
+  // [1] or null: of a backward pass that may repeat the forward pass, how many values that one had to keep. The
+  // launches do nothing where they were at most `capacity`
   const int* used;
   int capacity;
 
   // [rows] or null, zeros from the caller: with a ReLU on the up branch too, how many products are not zero
   int* nnz_used;
 
-  // of `rows16`, as dispatch.h chooses: whether groups are wide; whether down weights of dense groups are left alone; how
-  // many groups further on the one is whose gate weights are prefetched, or 0
+  // of `rows16`, as dispatch.h chooses: whether groups are wide; whether down weights of dense groups are left alone;
+  // how many groups further on the one is whose gate weights are prefetched, or 0
   bool wide_groups, leaves_dense;
   int next_group;
 };

@@ -56,7 +56,8 @@ __device__ __forceinline__ bool is_run(const uint16_t* list, int k0, int size) {
 // are filled again, `further` of them for others: each thread that is signalled has yet to wait, so a CTA may end after
 // that.
 template <typename Products, typename Ready, typename Release>
-__device__ __forceinline__ void stream(Stages& s, int stages, Products products, Ready ready, bool gives_back, Release release, int further = 0) {
+__device__ __forceinline__ void stream(Stages& s, int stages, Products products, Ready ready, bool gives_back,
+                                       Release release, int further = 0) {
   const int last = uniform(stages) - 1, count = uniform(s.count);
   const uint32_t again = gives_back ? max(last + 1 + further - count, 0) : 0;  // stages that are filled again
   int at = uniform(s.at), before = 0;
@@ -80,8 +81,8 @@ __device__ __forceinline__ void stream(Stages& s, int stages, Products products,
 // D[64 x kN] += A B^T over stages, of each of which this warpgroup takes kSteps times 16 of k, with A and B at their
 // offsets. kByNeuron: both operands are [k][64]; otherwise [64][k] and [kN][k].
 template <typename T, int kN, int kSteps, int kByNeuron, int kSize, typename Ready, typename Release>
-__device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stages, int a_at, int b_at, Ready ready, bool gives_back,
-                                         Release release, int further = 0) {
+__device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stages, int a_at, int b_at, Ready ready,
+                                         bool gives_back, Release release, int further = 0) {
   constexpr uint32_t kStep = kByNeuron ? 2048 / 16 : 32 / 16;
   const uint32_t base = smem_address(s.base), each = uniform(s.bytes / 16);
   const Operand a(uniform(base + a_at), 8192, 1024), b(uniform(base + b_at), 8192, 1024);
@@ -96,8 +97,8 @@ __device__ __forceinline__ void multiply(float (&d)[kSize], Stages& s, int stage
 // The same for kPieces times 64 rows, one after the other, with operands by rows: each 16 of k of B is multiplied with
 // all of them in turn.
 template <typename T, int kN, int kPieces, int kSize, typename Ready, typename Release>
-__device__ __forceinline__ void multiply_pieces(float (&d)[kPieces][kSize], Stages& s, int stages, int a_at, int b_at, Ready ready,
-                                                bool gives_back, Release release, int further = 0) {
+__device__ __forceinline__ void multiply_pieces(float (&d)[kPieces][kSize], Stages& s, int stages, int a_at, int b_at,
+                                                Ready ready, bool gives_back, Release release, int further = 0) {
   constexpr uint32_t kPiece = 64 * kTileK * 2 / 16, kStep = 32 / 16;
   const uint32_t base = smem_address(s.base), each = uniform(s.bytes / 16);
   const Operand a(uniform(base + a_at), 8192, 1024), b(uniform(base + b_at), 8192, 1024);

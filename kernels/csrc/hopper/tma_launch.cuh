@@ -18,8 +18,8 @@ inline void have_context() {
   static_cast<void>(once);
 }
 
-inline CUtensorMap encode_map(CUtensorMapDataType type, const void* matrix, int rank, const cuuint64_t* sizes, const cuuint64_t* strides,
-                              const cuuint32_t* box, bool swizzled) {
+inline CUtensorMap encode_map(CUtensorMapDataType type, const void* matrix, int rank, const cuuint64_t* sizes,
+                              const cuuint64_t* strides, const cuuint32_t* box, bool swizzled) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -30,9 +30,10 @@ inline CUtensorMap encode_map(CUtensorMapDataType type, const void* matrix, int 
   have_context();
   CUtensorMap map;
   const cuuint32_t every[] = {1, 1, 1};
-  const CUresult result = encode(&map, type, rank, const_cast<void*>(matrix), sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                 swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, type, rank, const_cast<void*>(matrix), sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) throw std::runtime_error("tensor map: the driver answers " + std::to_string(result));
   return map;
 }
@@ -45,7 +46,8 @@ constexpr CUtensorMapDataType kMapType =
 // 128-byte swizzled in shared memory, or laid out as in global memory.
 template <typename T>
 CUtensorMap tensor_map(const void* matrix, int height, int width, int box_height, bool swizzled = true) {
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)}, strides[] = {sizes[0] * sizeof(T)};
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)},
+                   strides[] = {sizes[0] * sizeof(T)};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_height)};
   return encode_map(kMapType<T>, matrix, 2, sizes, strides, box, swizzled);
 }
@@ -99,8 +101,8 @@ const auto& of_this_device(Ask ask) {
 // Launches in clusters of that many CTAs. The kernel may start before the one before it in the stream has ended, and
 // waits for that itself. kBesideOthers: as in allow_shared
 template <bool kBesideOthers = false, typename... Parameters, typename... Arguments>
-void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, int cluster, cudaStream_t stream,
-                        const Arguments&... arguments) {
+void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, int cluster,
+                        cudaStream_t stream, const Arguments&... arguments) {
   allow_shared(kernel, shared, kBesideOthers);
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;

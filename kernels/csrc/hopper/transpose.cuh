@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(kTransposeThreads) transpose(const From* from,
     const int row = i / (kTransposeEdge / kRead), column = i % (kTransposeEdge / kRead) * kRead;
     if (row0 + row >= rows || column0 + column >= columns) continue;
     alignas(16) From read[kRead];
-    *reinterpret_cast<uint4*>(read) = *reinterpret_cast<const uint4*>(from + static_cast<int64_t>(row0 + row) * columns + column0 + column);
+    *reinterpret_cast<uint4*>(read) =
+        *reinterpret_cast<const uint4*>(from + static_cast<int64_t>(row0 + row) * columns + column0 + column);
 #pragma unroll
     for (int j = 0; j < kRead; ++j) square[row][column + j] = static_cast<To>(read[j]);
   }
@@ -31,7 +32,8 @@ __global__ void __launch_bounds__(kTransposeThreads) transpose(const From* from,
     alignas(16) To written[kWrite];
 #pragma unroll
     for (int j = 0; j < kWrite; ++j) written[j] = square[row + j][column];
-    *reinterpret_cast<uint4*>(to + static_cast<int64_t>(column0 + column) * rows + row0 + row) = *reinterpret_cast<const uint4*>(written);
+    *reinterpret_cast<uint4*>(to + static_cast<int64_t>(column0 + column) * rows + row0 + row) =
+        *reinterpret_cast<const uint4*>(written);
   }
 }
 

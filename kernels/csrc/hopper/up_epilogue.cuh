@@ -9,8 +9,8 @@ namespace twell::hopper {
 // the tile, if biased. Calls nonfinite_up(row) for rows of the tile that are not finite. used(row): where to add how
 // many of the row's neurons have positive g and u, if there is a ReLU on u too; null: nowhere.
 template <typename T, int kPanels, typename Bias, typename NonfiniteUp, typename Used>
-__device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Consumer& c, bool biased, Bias bias, NonfiniteUp nonfinite_up,
-                                          Used used) {
+__device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Consumer& c, bool biased, Bias bias,
+                                          NonfiniteUp nonfinite_up, Used used) {
   if (biased) {
 #pragma unroll
     for (int j = 0; j < 8 * kPanels; ++j)
@@ -33,7 +33,8 @@ __device__ __forceinline__ void finish_up(float (&d)[128], Shared& s, const Cons
       if (!kUpRelu) sm80::load_matrices<false>(pair[j], smem_address(at(j)));
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (kUpRelu) sm80::load_matrices<false>(pair[j], smem_address(at(j)));  // counting takes the registers of loads ahead
+      // Counting takes the registers of loads ahead.
+      if (kUpRelu) sm80::load_matrices<false>(pair[j], smem_address(at(j)));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float u[2] = {up_activated(d[32 * p + 8 * j + 2 * i]), up_activated(d[32 * p + 8 * j + 2 * i + 1])};

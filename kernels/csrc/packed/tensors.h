@@ -6,8 +6,8 @@
 
 namespace twell {
 
-inline Packed packed_of(const Tensor& heads, const Maybe& tails, const Maybe& spill_index, const Tensor& spill, int64_t tile,
-                        int64_t slots) {
+inline Packed packed_of(const Tensor& heads, const Maybe& tails, const Maybe& spill_index, const Tensor& spill,
+                        int64_t tile, int64_t slots) {
   Packed packed{};
   packed.heads = as<uint32_t>(heads), packed.tails = as<uint32_t>(tails), packed.spill_index = as<int>(spill_index);
   packed.spill = address(spill), packed.tiles = heads.size(1), packed.tile = tile, packed.slots = slots;

@@ -9,8 +9,8 @@ using namespace twell;
 void loss_and_entropy(const Tensor& logits, const Tensor& ids, const Tensor& out) {
   const DeviceGuard guard(logits.get_device_index());
   by_type(logits, [&]<typename T>() {
-    predictions::launch<T>(address(logits), as<int64_t>(ids), as<float>(out), logits.size(0), static_cast<int>(logits.size(1)),
-                           stream_of(logits));
+    predictions::launch<T>(address(logits), as<int64_t>(ids), as<float>(out), logits.size(0),
+                           static_cast<int>(logits.size(1)), stream_of(logits));
   });
 }
 

@@ -1,5 +1,5 @@
-// Sums over some of a row's logits, from which loss and entropy follow, of values however great: all are relative to the
-// greatest of them.
+// Sums over some of a row's logits, from which loss and entropy follow, of values however great: all are relative to
+// the greatest of them.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -11,7 +11,8 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) loss_and_entropy(const uint4* logits, const int64_t* ids, float* out, int64_t rows, int columns) {
+__global__ void __launch_bounds__(kThreads)
+    loss_and_entropy(const uint4* logits, const int64_t* ids, float* out, int64_t rows, int columns) {
   __shared__ Partial of_warps[kWarps];
   const int64_t row = blockIdx.x;
   const uint4* line = logits + row * (columns / 8);
@@ -21,7 +22,8 @@ __global__ void __launch_bounds__(kThreads) loss_and_entropy(const uint4* logits
     const uint4 unit = line[i];
     float x[8], most = -INFINITY;
     int at = 0;
-    for (const uint32_t pair : {unit.x, unit.y, unit.z, unit.w}) x[at++] = half_of<T>(pair, 0), x[at++] = half_of<T>(pair, 1);
+    for (const uint32_t pair : {unit.x, unit.y, unit.z, unit.w})
+      x[at++] = half_of<T>(pair, 0), x[at++] = half_of<T>(pair, 1);
 #pragma unroll
     for (const float value : x) most = fmaxf(most, value);
     if (most > mine.most) mine.raise(most);
@@ -30,7 +32,8 @@ __global__ void __launch_bounds__(kThreads) loss_and_entropy(const uint4* logits
   }
 #pragma unroll
   for (int step = 1; step < 32; step *= 2)
-    mine.merge({__shfl_xor_sync(~0u, mine.most, step), __shfl_xor_sync(~0u, mine.sum, step), __shfl_xor_sync(~0u, mine.weighted, step)});
+    mine.merge({__shfl_xor_sync(~0u, mine.most, step), __shfl_xor_sync(~0u, mine.sum, step),
+                __shfl_xor_sync(~0u, mine.weighted, step)});
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = mine;
   __syncthreads();
   if (threadIdx.x > 0) return;

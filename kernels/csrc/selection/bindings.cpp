@@ -6,10 +6,11 @@ namespace {
 
 using namespace twell;
 
-void select_layer(const Tensor& heads, const Maybe& tails, const Maybe& spill_index, const Tensor& spill, const Tensor& counted,
-            const Tensor& eligible, const Tensor& sequence, const Tensor& position, const Tensor& length, int64_t number,
-            const Tensor& value_bound, const Tensor& draw_bound, const Tensor& keys, const Tensor& bands, const Tensor& fires,
-            const Tensor& windows, int64_t tile, int64_t slots, bool by_tiles) {
+void select_layer(const Tensor& heads, const Maybe& tails, const Maybe& spill_index, const Tensor& spill,
+                  const Tensor& counted, const Tensor& eligible, const Tensor& sequence, const Tensor& position,
+                  const Tensor& length, int64_t number, const Tensor& value_bound, const Tensor& draw_bound,
+                  const Tensor& keys, const Tensor& bands, const Tensor& fires, const Tensor& windows, int64_t tile,
+                  int64_t slots, bool by_tiles) {
   const DeviceGuard guard(heads.get_device_index());
   const Packed packed = packed_of(heads, tails, spill_index, spill, tile, slots);
   selection::Rows rows{};
@@ -31,7 +32,8 @@ void select_layer(const Tensor& heads, const Maybe& tails, const Maybe& spill_in
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(
       "select_firings(Tensor heads, Tensor? tails, Tensor? spill_index, Tensor spill, Tensor counted, Tensor eligible, "
-      "Tensor sequence, Tensor position, Tensor length, int number, Tensor value_bound, Tensor draw_bound, Tensor(a!) keys, "
+      "Tensor sequence, Tensor position, Tensor length, int number, Tensor value_bound, Tensor draw_bound, Tensor(a!) "
+      "keys, "
       "Tensor(b!) bands, Tensor(c!) fires, Tensor(d!) windows, int tile, int slots, bool by_tiles) -> ()");
 }
 

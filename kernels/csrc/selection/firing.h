@@ -1,11 +1,11 @@
 // What is done with a single firing, and with a window of them, on a GPU and on a CPU alike: only who does it differs.
 //
-// A list is k keys, greatest first. A key goes down it: in each place the greater one stays, and the other goes on. A place
-// thus passes on all but the greatest that it ever gets, whatever the order, and only grows; so one that holds a greater key
-// is passed by without an atomic, and a key that is not greater than the last one is not inserted at all.
+// A list is k keys, greatest first. A key goes down it: in each place the greater one stays, and the other goes on. A
+// place thus passes on all but the greatest that it ever gets, whatever the order, and only grows; so one that holds a
+// greater key is passed by without an atomic, and a key that is not greater than the last one is not inserted at all.
 //
-// V, a type of values: Raw, as stored; of_slot(p, at, slot, word): that of a slot of the at-th tile; of_spill(p, at): the
-// at-th of `spill`; number(raw): as float32; kNaN. The includer has atomicAdd, atomicMax, `glance` and `bits_of`.
+// V, a type of values: Raw, as stored; of_slot(p, at, slot, word): that of a slot of the at-th tile; of_spill(p, at):
+// the at-th of `spill`; number(raw): as float32; kNaN. The includer has atomicAdd, atomicMax, `glance` and `bits_of`.
 #pragma once
 
 #include "selection/selection.h"
@@ -48,7 +48,9 @@ struct Tile {
     count = static_cast<int>(head[0]);
   }
   TWELL_FIRING uint32_t word(const Packed& p, int i) const { return i < p.head_words ? head[i] : tail[i]; }
-  TWELL_FIRING int64_t spilled(const Packed& p) const { return (p.spill_index != nullptr ? p.spill_index[at] : at) * p.tile; }
+  TWELL_FIRING int64_t spilled(const Packed& p) const {
+    return (p.spill_index != nullptr ? p.spill_index[at] : at) * p.tile;
+  }
 };
 
 // By how much columns are apart from their places in `spill`.
@@ -90,7 +92,9 @@ TWELL_FIRING int bin_of(float value) {
   return shifted < 0 ? 0 : shifted < kBins ? shifted : kBins - 1;
 }
 
-TWELL_FIRING Key top_key(float value, int row) { return static_cast<Key>(bits_of(value)) << 32 | ~static_cast<uint32_t>(row); }
+TWELL_FIRING Key top_key(float value, int row) {
+  return static_cast<Key>(bits_of(value)) << 32 | ~static_cast<uint32_t>(row);
+}
 TWELL_FIRING Key sample_key(uint32_t draw, int row) {
   return kMostKey - (static_cast<Key>(draw) << 32 | static_cast<uint32_t>(row));
 }
@@ -120,8 +124,8 @@ TWELL_FIRING void take_tile(const Packed& p, const Layer& layer, int row, int ti
 
 // Copies the values first, first + step, … of the window of a neuron's key of a kind (0: top, 1: sample).
 template <typename V>
-TWELL_FIRING void copy_window(const Packed& p, const Rows& rows, const Layer& layer, int kind, int neuron, int slot, int first,
-                              int step) {
+TWELL_FIRING void copy_window(const Packed& p, const Rows& rows, const Layer& layer, int kind, int neuron, int slot,
+                              int first, int step) {
   const int64_t place = (static_cast<int64_t>(kind) * layer.d_ff + neuron) * layer.k + slot;
   const Key key = layer.keys[place];
   const int row = static_cast<int>(kind == 0 ? ~static_cast<uint32_t>(key) : static_cast<uint32_t>(kMostKey - key));

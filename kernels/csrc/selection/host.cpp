@@ -15,7 +15,7 @@ inline Key glance(const Key& key) { return __atomic_load_n(&key, __ATOMIC_RELAXE
 inline void atomicAdd(int* to, int number) { __atomic_fetch_add(to, number, __ATOMIC_RELAXED); }
 inline Key atomicMax(Key* to, Key key) {
   Key before = glance(*to);
-  while (before < key && !__atomic_compare_exchange_n(to, &before, key, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+  while (before < key && !__atomic_compare_exchange_n(to, &before, key, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   return before;
 }
 inline uint32_t bits_of(float value) {
@@ -88,12 +88,15 @@ void run(const Packed& packed, const selection::Rows& rows, const Layer& layer) 
 }
 
 template <typename T>
-T* as(const Tensor& tensor) { return static_cast<T*>(tensor.data_ptr()); }
+T* as(const Tensor& tensor) {
+  return static_cast<T*>(tensor.data_ptr());
+}
 
-void select_layer(const Tensor& words, const Maybe& values, const Tensor& spill_index, const Tensor& spill, const Tensor& counted,
-                  const Tensor& eligible, const Tensor& sequence, const Tensor& position, const Tensor& length, int64_t number,
-                  const Tensor& value_bound, const Tensor& draw_bound, const Tensor& keys, const Tensor& bands,
-                  const Tensor& fires, const Tensor& windows, int64_t tile, int64_t slots) {
+void select_layer(const Tensor& words, const Maybe& values, const Tensor& spill_index, const Tensor& spill,
+                  const Tensor& counted, const Tensor& eligible, const Tensor& sequence, const Tensor& position,
+                  const Tensor& length, int64_t number, const Tensor& value_bound, const Tensor& draw_bound,
+                  const Tensor& keys, const Tensor& bands, const Tensor& fires, const Tensor& windows, int64_t tile,
+                  int64_t slots) {
   Packed packed{};
   packed.heads = as<uint32_t>(words), packed.head_words = words.size(2), packed.spill_index = as<int>(spill_index);
   packed.values = values ? as<float>(*values) : nullptr, packed.spill = as<void>(spill);
@@ -104,7 +107,8 @@ void select_layer(const Tensor& words, const Maybe& values, const Tensor& spill_
   Layer layer{};
   layer.number = number, layer.d_ff = keys.size(1), layer.k = keys.size(2);
   layer.value_bound = as<float>(value_bound), layer.draw_bound = as<int>(draw_bound);
-  layer.keys = as<Key>(keys), layer.bands = as<Key>(bands), layer.fires = as<int>(fires), layer.windows = as<void>(windows);
+  layer.keys = as<Key>(keys), layer.bands = as<Key>(bands), layer.fires = as<int>(fires);
+  layer.windows = as<void>(windows);
   values ? run<Float>(packed, rows, layer) : run<Bfloat16>(packed, rows, layer);
 }
 
@@ -112,9 +116,10 @@ void select_layer(const Tensor& words, const Maybe& values, const Tensor& spill_
 
 STABLE_TORCH_LIBRARY_FRAGMENT(twell, m) {
   m.def(
-      "select_firings_cpu(Tensor words, Tensor? values, Tensor spill_index, Tensor spill, Tensor counted, Tensor eligible, "
-      "Tensor sequence, Tensor position, Tensor length, int number, Tensor value_bound, Tensor draw_bound, Tensor(a!) keys, "
-      "Tensor(b!) bands, Tensor(c!) fires, Tensor(d!) windows, int tile, int slots) -> ()");
+      "select_firings_cpu(Tensor words, Tensor? values, Tensor spill_index, Tensor spill, Tensor counted, "
+      "Tensor eligible, Tensor sequence, Tensor position, Tensor length, int number, Tensor value_bound, "
+      "Tensor draw_bound, Tensor(a!) keys, Tensor(b!) bands, Tensor(c!) fires, Tensor(d!) windows, int tile, int "
+      "slots) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) { m.impl("select_firings_cpu", TORCH_BOX(&select_layer)); }

@@ -9,8 +9,7 @@ constexpr int kCtas = 8;  // of a multiprocessor, as many as run at once
 template <>
 void launch_scan<TWELL_T>(const Packed& packed, const Rows& rows, const Layer& layer, void* stream) {
   const int ctas = std::min(kCtas * multiprocessors(), (rows.n + kWarps - 1) / kWarps);
-  if (rows.n > 0)
-    launch(scan<TWELL_T>, ctas, kThreads, 0, static_cast<cudaStream_t>(stream), packed, rows, layer);
+  if (rows.n > 0) launch(scan<TWELL_T>, ctas, kThreads, 0, static_cast<cudaStream_t>(stream), packed, rows, layer);
 }
 
 template <>
@@ -23,7 +22,8 @@ void launch_tile_scan<TWELL_T>(const Packed& packed, const Rows& rows, const Lay
   check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, scan_tiles<TWELL_T>, kTileThreads, bytes), "occupancy");
   const int most = (rows.n + kTileThreads - 1) / kTileThreads;
   const int groups = std::clamp(ctas * multiprocessors() / packed.tiles, 1, most);
-  launch(scan_tiles<TWELL_T>, groups * packed.tiles, kTileThreads, bytes, static_cast<cudaStream_t>(stream), packed, rows, layer, groups);
+  launch(scan_tiles<TWELL_T>, groups * packed.tiles, kTileThreads, bytes, static_cast<cudaStream_t>(stream), packed,
+         rows, layer, groups);
 }
 
 template <>

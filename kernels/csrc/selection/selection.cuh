@@ -23,7 +23,9 @@ struct Value {
   using Raw = uint16_t;
   static constexpr Raw kNaN = 0x7fff;  // in either type
   static __device__ __forceinline__ Raw of_slot(const Packed&, int64_t, int, uint32_t word) { return word >> 16; }
-  static __device__ __forceinline__ Raw of_spill(const Packed& p, int64_t at) { return static_cast<const Raw*>(p.spill)[at]; }
+  static __device__ __forceinline__ Raw of_spill(const Packed& p, int64_t at) {
+    return static_cast<const Raw*>(p.spill)[at];
+  }
   static __device__ __forceinline__ float number(Raw raw) { return half_of<T>(raw, 0); }
 };
 
@@ -34,7 +36,8 @@ __global__ void __launch_bounds__(kThreads) scan(const Packed p, const Rows rows
     if (!rows.counted[row]) continue;
     const bool eligible = rows.eligible[row];
     const uint64_t state = state_of(rows, layer, row);
-    for (int tile = threadIdx.x % 32; tile < p.tiles; tile += 32) take_tile<Value<T>>(p, layer, row, tile, eligible, state);
+    for (int tile = threadIdx.x % 32; tile < p.tiles; tile += 32)
+      take_tile<Value<T>>(p, layer, row, tile, eligible, state);
   }
 }
 

@@ -1,5 +1,5 @@
-// The firings of a batch that may be kept as examples, from TwELL's words: what the launches read and write. The idea, and
-// what keys, bins and draws are, is in kernels/backends/selection.py, which computes the same in torch.
+// The firings of a batch that may be kept as examples, from TwELL's words: what the launches read and write. The idea,
+// and what keys, bins and draws are, is in kernels/backends/selection.py, which computes the same in torch.
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,12 @@
 // The same scan of firings with a CTA for a tile of columns and some of the rows, in place of a warp for a row.
 //
-// What a firing needs is then in shared memory: the counts of the tile's neurons by value, and what a firing needs at least to
-// enter a list. That starts as the bounds of earlier batches, and rises with the last key of a list each time one is looked at:
-// a key below it was in no list before, and is in none now, as the last key of a list only grows. So global memory sees the
-// words once, the few firings that may enter a list, and the counts at the end.
+// What a firing needs is then in shared memory: the counts of the tile's neurons by value, and what a firing needs at
+// least to enter a list. That starts as the bounds of earlier batches, and rises with the last key of a list each time
+// one is looked at: a key below it was in no list before, and is in none now, as the last key of a list only grows. So
+// global memory sees the words once, the few firings that may enter a list, and the counts at the end.
 //
-// A warp takes 32 rows, a lane each, as most tiles have a few words. A tile past its slots is read by the whole warp, eight
-// values a lane.
+// A warp takes 32 rows, a lane each, as most tiles have a few words. A tile past its slots is read by the whole warp,
+// eight values a lane.
 #pragma once
 
 #include "selection/selection.cuh"
@@ -34,13 +34,18 @@ struct TileScan {
   const Rows& rows;
   const Layer& layer;
   int number;  // of the tile
-  int *fires;  // [kBins][tile], each column at `place_of`
-  int *most;   // [kBands][tile]: the greatest draw that may enter
-  int *least;  // [tile]: the least value that may enter, as bits
+  int* fires;  // [kBins][tile], each column at `place_of`
+  int* most;   // [kBands][tile]: the greatest draw that may enter
+  int* least;  // [tile]: the least value that may enter, as bits
 
-  // Where a column's numbers are: eight columns in a row, which a lane reads, are in the same bank, those of other lanes in others.
-  __device__ __forceinline__ int place_of(int column) const { return column % kAtOnce * (p.tile / kAtOnce) + column / kAtOnce; }
-  __device__ __forceinline__ int column_at(int place) const { return place % (p.tile / kAtOnce) * kAtOnce + place / (p.tile / kAtOnce); }
+  // Where a column's numbers are: eight columns in a row, which a lane reads, are in the same bank, those of other
+  // lanes in others.
+  __device__ __forceinline__ int place_of(int column) const {
+    return column % kAtOnce * (p.tile / kAtOnce) + column / kAtOnce;
+  }
+  __device__ __forceinline__ int column_at(int place) const {
+    return place % (p.tile / kAtOnce) * kAtOnce + place / (p.tile / kAtOnce);
+  }
   __device__ __forceinline__ int neuron_of(int column) const { return number * p.tile + column; }
 
   __device__ __forceinline__ void begin() const {
@@ -85,17 +90,20 @@ struct TileScan {
   }
 
   // The words of a tile that fits its slots, by a lane. quad: its first ones, with the count.
-  __device__ __forceinline__ void take_words(const Tile& tile, uint4 quad, int row, bool eligible, uint64_t state) const {
+  __device__ __forceinline__ void take_words(const Tile& tile, uint4 quad, int row, bool eligible,
+                                             uint64_t state) const {
 #pragma unroll 1
     for (int i = 0; i <= tile.count; ++i) {
-      if (i % kQuad == 0 && i > 0) quad = *reinterpret_cast<const uint4*>((i < p.head_words ? tile.head : tile.tail) + i);
+      if (i % kQuad == 0 && i > 0)
+        quad = *reinterpret_cast<const uint4*>((i < p.head_words ? tile.head : tile.tail) + i);
       if (i > 0) take(static_cast<int>(quad.x & 0xffff), V::of_slot(p, tile.at, i - 1, quad.x), row, eligible, state);
       quad = make_uint4(quad.y, quad.z, quad.w, 0);
     }
   }
 
   // The values of a tile past its slots, by a warp.
-  __device__ __forceinline__ void take_values(int64_t first, int swizzle, int lane, int row, bool eligible, uint64_t state) const {
+  __device__ __forceinline__ void take_values(int64_t first, int swizzle, int lane, int row, bool eligible,
+                                              uint64_t state) const {
     for (int at = kAtOnce * lane; at < p.tile; at += 32 * kAtOnce) {
       uint4 values = *reinterpret_cast<const uint4*>(static_cast<const Raw*>(p.spill) + first + at);
 #pragma unroll 1
@@ -121,8 +129,8 @@ struct TileScan {
     const int64_t first = spills ? tile.spilled(p) : 0;
     for (uint32_t left = __ballot_sync(~0u, spills); left != 0; left &= left - 1) {
       const int from = __ffs(left) - 1, its_row = row0 + from;
-      take_values(__shfl_sync(~0u, first, from), swizzle_of(p, its_row), lane, its_row, __shfl_sync(~0u, eligible, from),
-                  __shfl_sync(~0u, state, from));
+      take_values(__shfl_sync(~0u, first, from), swizzle_of(p, its_row), lane, its_row,
+                  __shfl_sync(~0u, eligible, from), __shfl_sync(~0u, state, from));
       __syncwarp();
     }
   }
@@ -130,14 +138,17 @@ struct TileScan {
 
 // groups: of CTAs that share a tile's rows.
 template <typename T>
-__global__ void __launch_bounds__(kTileThreads, kTileCtas) scan_tiles(const Packed p, const Rows rows, const Layer layer, int groups) {
+__global__ void __launch_bounds__(kTileThreads, kTileCtas)
+    scan_tiles(const Packed p, const Rows rows, const Layer layer, int groups) {
   extern __shared__ int numbers[];
   int* const most = numbers + kBins * p.tile;
-  const TileScan<Value<T>> scan{p, rows, layer, static_cast<int>(blockIdx.x) % p.tiles, numbers, most, most + kBands * p.tile};
+  const TileScan<Value<T>> scan{
+      p, rows, layer, static_cast<int>(blockIdx.x) % p.tiles, numbers, most, most + kBands * p.tile};
   const int group = blockIdx.x / p.tiles, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   scan.begin();
   __syncthreads();
-  for (int row0 = 32 * (group * kTileWarps + warp); row0 < rows.n; row0 += 32 * groups * kTileWarps) scan.take_rows(row0, lane);
+  for (int row0 = 32 * (group * kTileWarps + warp); row0 < rows.n; row0 += 32 * groups * kTileWarps)
+    scan.take_rows(row0, lane);
   __syncthreads();
   scan.finish();
 }

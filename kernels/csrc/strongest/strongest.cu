@@ -9,7 +9,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kLowBits = 7, kUpper = 1 << (15 - kLowBits), kLower = 1 << kLowBits;  // bins of either histogram
-constexpr int kSize = 0x7fff;                                                      // bits of a value without its sign
+
+constexpr int kSize = 0x7fff;  // bits of a value without its sign
 
 struct Found {
   int bin, k;  // where the k-th greatest of all is; which of the bin's it is
@@ -19,7 +20,8 @@ struct Found {
 template <int kBins>
 __device__ __forceinline__ Found find(const int* bins, int k) {
   constexpr int kEach = kBins / 32;
-  const int lane = threadIdx.x % 32, top = kBins - 1 - kEach * lane;  // a lane has kEach bins, the first lane the greatest
+  // A lane has kEach bins, the first lane the greatest.
+  const int lane = threadIdx.x % 32, top = kBins - 1 - kEach * lane;
   int mine = 0;
   for (int i = 0; i < kEach; ++i) mine += bins[top - i];
   int upto = mine;
@@ -41,7 +43,8 @@ __device__ __forceinline__ void each(const uint4& unit, One one) {
   for (const uint32_t pair : {unit.x, unit.y, unit.z, unit.w}) one(pair & 0xffffu), one(pair >> 16);
 }
 
-__global__ void __launch_bounds__(kThreads) keep_strongest(const uint4* hidden, uint4* left, int units, float share, uint32_t least) {
+__global__ void __launch_bounds__(kThreads)
+    keep_strongest(const uint4* hidden, uint4* left, int units, float share, uint32_t least) {
   extern __shared__ uint4 row[];
   __shared__ int upper[kUpper], lower[kLower];
   __shared__ Found found;
@@ -98,7 +101,8 @@ void launch(const void* hidden, void* left, int64_t rows, int columns, float sha
   const int units = columns / 8;
   if (rows > 0 && units > 0)
     twell::launch(keep_strongest, static_cast<unsigned>(rows), kThreads, units * 16, static_cast<cudaStream_t>(stream),
-                  static_cast<const uint4*>(hidden), static_cast<uint4*>(left), units, share, static_cast<uint32_t>(least));
+                  static_cast<const uint4*>(hidden), static_cast<uint4*>(left), units, share,
+                  static_cast<uint32_t>(least));
 }
 
 }  // namespace twell::strongest

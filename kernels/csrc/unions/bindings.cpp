@@ -6,8 +6,8 @@ namespace {
 
 using namespace twell;
 
-void of_rows(const Tensor& heads, const Maybe& tails, const Maybe& spill_index, const Tensor& spill, const Tensor& blocks,
-             const Tensor& marks, const Tensor& histogram, int64_t tile, int64_t slots) {
+void of_rows(const Tensor& heads, const Maybe& tails, const Maybe& spill_index, const Tensor& spill,
+             const Tensor& blocks, const Tensor& marks, const Tensor& histogram, int64_t tile, int64_t slots) {
   const DeviceGuard guard(heads.get_device_index());
   const Packed packed = packed_of(heads, tails, spill_index, spill, tile, slots);
   twell::unions::launch_rows(packed, histogram.size(0) - 1, as<int>(blocks), blocks.size(0), blocks.size(1),

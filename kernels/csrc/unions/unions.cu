@@ -10,7 +10,8 @@ namespace {
 constexpr int kThreads = 128;
 
 // Counts the bits of words [words] in shared memory into the histogram, and keeps them.
-__device__ __forceinline__ void finish(const uint32_t* found, int words, uint32_t* kept, unsigned long long* histogram) {
+__device__ __forceinline__ void finish(const uint32_t* found, int words, uint32_t* kept,
+                                       unsigned long long* histogram) {
   __shared__ int size;
   if (threadIdx.x == 0) size = 0;
   __syncthreads();
@@ -27,8 +28,8 @@ __device__ __forceinline__ bool nonzero(const void* spill, int64_t at, int bytes
   return static_cast<const uint32_t*>(spill)[at] << 1;
 }
 
-__global__ void __launch_bounds__(kThreads) of_rows(const Packed p, int d_ff, const int* blocks, int wide, uint32_t* marks,
-                                                    unsigned long long* histogram) {
+__global__ void __launch_bounds__(kThreads)
+    of_rows(const Packed p, int d_ff, const int* blocks, int wide, uint32_t* marks, unsigned long long* histogram) {
   extern __shared__ uint32_t bits[];
   const int words = p.tiles * p.tile / 32;
   for (int i = threadIdx.x; i < words; i += kThreads) bits[i] = 0;
@@ -37,7 +38,8 @@ __global__ void __launch_bounds__(kThreads) of_rows(const Packed p, int d_ff, co
   for (int pair = threadIdx.x; pair < wide * p.tiles; pair += kThreads) {
     const int row = blocks[pair / p.tiles], tile = pair % p.tiles;
     const int64_t at = static_cast<int64_t>(row) * p.tiles + tile;
-    const uint32_t *head = p.heads + at * p.head_words, *tail = p.tails + at * (p.slots + 1 - p.head_words) - p.head_words;
+    const uint32_t *head = p.heads + at * p.head_words,
+                   *tail = p.tails + at * (p.slots + 1 - p.head_words) - p.head_words;
     const int count = head[0];
     uint32_t* tile_bits = bits + tile * (p.tile / 32);
     const int columns = min(p.tile, d_ff - tile * p.tile);
@@ -76,13 +78,15 @@ void launch_rows(const Packed& packed, int d_ff, const int* blocks, int n, int w
                  unsigned long long* histogram, void* stream) {
   const int bytes = packed.tiles * packed.tile / 8;
   if (n > 0)
-    launch(of_rows, n, kThreads, bytes, static_cast<cudaStream_t>(stream), packed, d_ff, blocks, wide, marks, histogram);
+    launch(of_rows, n, kThreads, bytes, static_cast<cudaStream_t>(stream), packed, d_ff, blocks, wide, marks,
+           histogram);
 }
 
 void launch_blocks(const uint32_t* smaller, const int* blocks, int n, int wide, int words, uint32_t* marks,
                    unsigned long long* histogram, void* stream) {
   if (n > 0)
-    launch(of_blocks, n, kThreads, words * 4, static_cast<cudaStream_t>(stream), smaller, blocks, wide, words, marks, histogram);
+    launch(of_blocks, n, kThreads, words * 4, static_cast<cudaStream_t>(stream), smaller, blocks, wide, words, marks,
+           histogram);
 }
 
 }  // namespace twell::unions

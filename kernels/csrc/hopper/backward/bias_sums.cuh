@@ -1,7 +1,8 @@
-// Gradients of the biases: sums of du and dg over tokens, from the chunks of each group of 64 neurons, and of dy over rows.
+// Gradients of the biases: sums of du and dg over tokens, from the chunks of each group of 64 neurons, and of dy over
+// rows.
 //
-// A cluster of eight CTAs for each group, or for 64 outputs, each with an equal part of the chunks or rows. The first CTA
-// adds what the others have, in their order: same call, same bits.
+// A cluster of eight CTAs for each group, or for 64 outputs, each with an equal part of the chunks or rows. The first
+// CTA adds what the others have, in their order: same call, same bits.
 #pragma once
 
 #include "hopper/backward/weights.cuh"
@@ -53,7 +54,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_neurons(const __grid_constant
   wait_for_launches();
   const Job job{b};
   if (job.is_needless()) return;
-  const int group = static_cast<int>(blockIdx.x) / kSumCtas, rank = cluster_rank(), thread = threadIdx.x, steps = job.steps(group);
+  const int group = static_cast<int>(blockIdx.x) / kSumCtas, rank = cluster_rank(), thread = threadIdx.x,
+            steps = job.steps(group);
   float du = 0.f, dg = 0.f;
 #pragma unroll 4
   for (int step = steps * rank / kSumCtas; step < steps * (rank + 1) / kSumCtas; ++step) {
@@ -61,7 +63,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_neurons(const __grid_constant
     du += sum_of<T>(units[0]), dg += sum_of<T>(units[kSumThreads]);
   }
 #pragma unroll
-  for (int other = 1; other < 8; other *= 2) du += __shfl_xor_sync(~0u, du, other), dg += __shfl_xor_sync(~0u, dg, other);
+  for (int other = 1; other < 8; other *= 2)
+    du += __shfl_xor_sync(~0u, du, other), dg += __shfl_xor_sync(~0u, dg, other);
   if (thread % 8 == 0) sums[0][thread / 8] = du, sums[1][thread / 8] = dg;
   __syncthreads();
   cluster_sync();
@@ -93,13 +96,16 @@ __global__ void __launch_bounds__(kSumThreads) sum_columns(const __grid_constant
   let_next_launch();
   wait_for_launches();
   if (m.asked != nullptr && *m.asked > m.most) return;
-  const int first = static_cast<int>(blockIdx.x) / kSumCtas * kSlab, rank = cluster_rank(), thread = threadIdx.x, part = thread % 8;
+  const int first = static_cast<int>(blockIdx.x) / kSumCtas * kSlab, rank = cluster_rank(), thread = threadIdx.x,
+            part = thread % 8;
   const int end = static_cast<int>(static_cast<int64_t>(m.rows) * (rank + 1) / kSumCtas), column = first + 8 * part;
   float sum[8] = {};
 #pragma unroll 4
-  for (int row = static_cast<int>(static_cast<int64_t>(m.rows) * rank / kSumCtas) + thread / 8; row < end; row += kRows) {
+  for (int row = static_cast<int>(static_cast<int64_t>(m.rows) * rank / kSumCtas) + thread / 8; row < end;
+       row += kRows) {
     if (column >= m.width || (m.finite != nullptr && !m.finite[row])) continue;
-    const uint4 unit = *reinterpret_cast<const uint4*>(static_cast<const T*>(m.matrix) + static_cast<int64_t>(row) * m.width + column);
+    const uint4 unit =
+        *reinterpret_cast<const uint4*>(static_cast<const T*>(m.matrix) + static_cast<int64_t>(row) * m.width + column);
     const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i] += half_of<T>(words[i / 2], i % 2);

@@ -19,7 +19,7 @@ constexpr int kHeld = 9;  // kept values of a task that a thread has in register
 // The kept values of a task, those of its panels one after the other. A thread takes one in kConsumers.
 struct TaskValues {
   int first, end;
-  int place[kHeld];     // in the staging tile
+  int place[kHeld];  // in the staging tile
   uint32_t pair[kHeld];
 
   __device__ __forceinline__ TaskValues(const Backward& b, const UpTask& task) {
@@ -63,8 +63,9 @@ __device__ __forceinline__ void stage_dh(const float (&d)[128], Shared& s, const
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float* v = d + 32 * p + 8 * j;
-      store_matrices(row + p * kPanelBytes + (((2 * j + corner.chunk) ^ (corner.row & 7)) << 4), round_pair<T>(v[0], v[1]),
-                     round_pair<T>(v[2], v[3]), round_pair<T>(v[4], v[5]), round_pair<T>(v[6], v[7]));
+      store_matrices(row + p * kPanelBytes + (((2 * j + corner.chunk) ^ (corner.row & 7)) << 4),
+                     round_pair<T>(v[0], v[1]), round_pair<T>(v[2], v[3]), round_pair<T>(v[4], v[5]),
+                     round_pair<T>(v[6], v[7]));
     }
 }
 
@@ -73,13 +74,15 @@ struct Ingredients {
   uint16_t position, gate, hidden;
   uint32_t place;
   __device__ __forceinline__ void read(const Backward& b, int value) {
-    position = b.kept.positions[value], gate = b.kept.gates[value], hidden = b.kept.hidden[value], place = b.places[value];
+    position = b.kept.positions[value], gate = b.kept.gates[value], hidden = b.kept.hidden[value],
+    place = b.places[value];
   }
 };
 
 // Computes du | dg of a kept value from its dh in the staging tile, and writes them and h to its group's chunk.
 template <typename T>
-__device__ __forceinline__ uint32_t make_pair(const Backward& b, Shared& s, const UpTask& task, const Ingredients& in, int place, float l1_scale) {
+__device__ __forceinline__ uint32_t make_pair(const Backward& b, Shared& s, const UpTask& task, const Ingredients& in,
+                                              int place, float l1_scale) {
   const float g = half_of<T>(in.gate, 0), h = half_of<T>(in.hidden, 0);
   const float dh = half_of<T>(*reinterpret_cast<const uint16_t*>(s.staging + place), 0);
   const int position = task.block * kBlockRows + TaskValues::row_of(in.position);
@@ -93,7 +96,8 @@ __device__ __forceinline__ uint32_t make_pair(const Backward& b, Shared& s, cons
 
 // Turns the dh of a task's kept values into du and dg: those in registers in one batch of reads, then any further ones.
 template <typename T>
-__device__ __forceinline__ void make_pairs(const Backward& b, Shared& s, const UpTask& task, TaskValues& values, float l1_scale) {
+__device__ __forceinline__ void make_pairs(const Backward& b, Shared& s, const UpTask& task, TaskValues& values,
+                                           float l1_scale) {
   const int mine = values.first + threadIdx.x;
   Ingredients in[kHeld];
 #pragma unroll
@@ -133,7 +137,8 @@ __device__ __forceinline__ void send_panels(const Pass& b, Shared& s, const UpTa
   if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < task.panels) {
     const int panel = threadIdx.x / 32;
     const int64_t to = first_panel(b, task.block, which) + task.panel + panel;
-    bulk_store(static_cast<unsigned char*>(b.panels_of_rows) + to * kPanelBytes, s.staging + panel * kPanelBytes, kPanelBytes);
+    bulk_store(static_cast<unsigned char*>(b.panels_of_rows) + to * kPanelBytes, s.staging + panel * kPanelBytes,
+               kPanelBytes);
     bulk_commit();
   }
 }
@@ -145,7 +150,8 @@ __device__ __forceinline__ void wait_for_sent() {
 }
 
 template <typename T, typename Pass>
-__device__ __forceinline__ void consume_dh(const Ffn& f, const Pass& b, Shared& s, const Consumer& c, const UpTasks& tasks, int steps) {
+__device__ __forceinline__ void consume_dh(const Ffn& f, const Pass& b, Shared& s, const Consumer& c,
+                                           const UpTasks& tasks, int steps) {
   Ring ring;
   float d[128];
   const float l1_scale = *b.l1_scale;
@@ -157,10 +163,17 @@ __device__ __forceinline__ void consume_dh(const Ffn& f, const Pass& b, Shared& 
       stage_dh<T, kPanels>(d, s, c);
     };
     switch (task.panels) {
-      case 1: run.template operator()<1>(); break;
-      case 2: run.template operator()<2>(); break;
-      case 3: run.template operator()<3>(); break;
-      default: run.template operator()<4>();
+      case 1:
+        run.template operator()<1>();
+        break;
+      case 2:
+        run.template operator()<2>();
+        break;
+      case 3:
+        run.template operator()<3>();
+        break;
+      default:
+        run.template operator()<4>();
     }
     named_sync<kConsumers>(kDhBarrier);
     make_pairs<T>(b, s, task, values, l1_scale);
@@ -180,8 +193,8 @@ __device__ __forceinline__ void consume_dh(const Ffn& f, const Pass& b, Shared& 
 // f: as for `up`, with dy for x, Wd for Wu, and the tasks of this pass.
 template <typename T, typename Pass>
 __global__ void __launch_bounds__(kThreads, 1)
-    dh(const __grid_constant__ CUtensorMap dy_map, const __grid_constant__ CUtensorMap w_map, const __grid_constant__ Ffn f,
-       const __grid_constant__ Pass b) {
+    dh(const __grid_constant__ CUtensorMap dy_map, const __grid_constant__ CUtensorMap w_map,
+       const __grid_constant__ Ffn f, const __grid_constant__ Pass b) {
   extern __shared__ __align__(1024) unsigned char raw[];
   Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
   if (threadIdx.x == kConsumers) prefetch_map(&dy_map), prefetch_map(&w_map);
@@ -211,7 +224,8 @@ void launch_dh_of(const Pass& b, cudaStream_t stream) {
   f.tasks = b.tasks, f.row_sums = b.task_count - f.rows;  // `up` reads their number from there
   const auto dy = tensor_map<T>(f.x, f.rows, f.d_model, kTileM);
   const auto w = tensor_map<T>(f.w_up, f.d_ff, f.d_model, kPanelColumns);
-  launch_overlapping(dh<T, Pass>, std::min(multiprocessors(), f.blocks * f.panels), kThreads, kSharedBytes, 1, stream, dy, w, f, b);
+  launch_overlapping(dh<T, Pass>, std::min(multiprocessors(), f.blocks * f.panels), kThreads, kSharedBytes, 1, stream,
+                     dy, w, f, b);
 }
 
 }  // namespace twell::hopper

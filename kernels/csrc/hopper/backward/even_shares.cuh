@@ -79,7 +79,9 @@ class EvenShares {
     return p;
   }
   // The slot for a CTA's piece of a cut tile: of the tile in which its share ends, or of the one in which it begins.
-  static __device__ __forceinline__ int slot(int cta, const SharedPiece& p) { return (p.phase * kMostCtas + cta) * 2 + (cta == p.owner); }
+  static __device__ __forceinline__ int slot(int cta, const SharedPiece& p) {
+    return (p.phase * kMostCtas + cta) * 2 + (cta == p.owner);
+  }
 
  private:
   static_assert(kEmptyTile <= kTileSteps);
@@ -91,17 +93,20 @@ class EvenShares {
   __device__ __forceinline__ Border border(int cta) const {
     const int column = m_.before[items_], ctas = gridDim.x;
     if (cta == ctas) return {items_ * columns_, 0};
-    const int at = static_cast<int>(static_cast<int64_t>(column) * columns_ * cta / ctas), which = at / column, rest = at % column;
+    const int at = static_cast<int>(static_cast<int64_t>(column) * columns_ * cta / ctas), which = at / column,
+              rest = at % column;
     int low = 0, high = items_;  // the last item that begins at `rest` or before it
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       (m_.before[middle] <= rest ? low : high) = middle;
     }
     const int into = rest - m_.before[low], steps = max(length(low) - kTileSteps, 0), tile = which * items_ + low;
-    // No border may lie before an earlier one, as of several in a tile: the CTA between the two would leave a piece undone
-    // that others wait for. So those past the last cut, but not past the middle, are that cut, not the tile's beginning.
+    // No border may lie before an earlier one, as of several in a tile: the CTA between the two would leave a piece
+    // undone that others wait for. So those past the last cut, but not past the middle, are that cut, not the tile's
+    // beginning.
     const int last_cut = steps - kLeastCut;
-    if (last_cut >= kLeastCut && into >= kLeastCut && (into <= last_cut || 2 * into <= length(low))) return {tile, min(into, last_cut)};
+    if (last_cut >= kLeastCut && into >= kLeastCut && (into <= last_cut || 2 * into <= length(low)))
+      return {tile, min(into, last_cut)};
     return {tile + (2 * into > length(low)), 0};
   }
 

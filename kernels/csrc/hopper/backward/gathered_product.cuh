@@ -14,7 +14,8 @@
 namespace twell::hopper {
 
 // A warp's part of the staging tile: 16 rows of 512 bytes in different banks.
-constexpr int kResultRows = 16, kResultBytes = 512, kResultPitch = kResultBytes + 16, kResultWarp = kResultRows * kResultPitch;
+constexpr int kResultRows = 16, kResultBytes = 512, kResultPitch = kResultBytes + 16,
+              kResultWarp = kResultRows * kResultPitch;
 constexpr int kProductSharedBytes = kSharedBytes - sizeof(Shared::staging) + kConsumerWarps * kResultWarp;
 
 struct ProductMemory {
@@ -53,7 +54,8 @@ __device__ __forceinline__ void produce_product(const Job& job, Shared& s, const
       const uint32_t to = smem_address(s.b[ring.stage]) + (lane >> 3) * (kBBytes / 4) + warp * kRows * 128;
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
-        async_copy_16(to + r * 128 + (((lane ^ r) & 7) << 4), bytes_on(base, __shfl_sync(~0u, offset, r)), inside && rows >> r & 1);
+        async_copy_16(to + r * 128 + (((lane ^ r) & 7) << 4), bytes_on(base, __shfl_sync(~0u, offset, r)),
+                      inside && rows >> r & 1);
       async_arrive(full);
     }
   }
@@ -68,10 +70,12 @@ __device__ __forceinline__ float4* part_of(const Backward& b, int slot) {
 // Writes this CTA's sums; returns true for the last CTA that does, which then has the sums of all pieces, added in
 // order.
 template <int kSums, typename Pass>
-__device__ __forceinline__ bool join_pieces(float (&d)[128], const Pass& b, ProductMemory& memory, const SharedPiece& piece) {
+__device__ __forceinline__ bool join_pieces(float (&d)[128], const Pass& b, ProductMemory& memory,
+                                            const SharedPiece& piece) {
   float4* mine = part_of(b, EvenShares::slot(blockIdx.x, piece));
 #pragma unroll
-  for (int i = 0; i < kSums / 4; ++i) __stcg(mine + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
+  for (int i = 0; i < kSums / 4; ++i)
+    __stcg(mine + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
   __threadfence();
   named_sync<kConsumers>(4);
   if (threadIdx.x == 0) {
@@ -100,7 +104,8 @@ __device__ __forceinline__ bool join_pieces(float (&d)[128], const Pass& b, Prod
 // Writes kN columns from n0 on of the warp's 16 rows, or adds them to what is there. to(row): where a row of outputs
 // begins, or null. Out: T or float.
 template <typename T, typename Out, int kN, typename To>
-__device__ __forceinline__ void write_rows(const float (&d)[128], Shared& s, const Consumer& c, int n0, int d_model, To to, bool adds = false) {
+__device__ __forceinline__ void write_rows(const float (&d)[128], Shared& s, const Consumer& c, int n0, int d_model,
+                                           To to, bool adds = false) {
   constexpr int kColumns = std::min<int>(kN, kResultBytes / sizeof(Out));  // at a time
   unsigned char* out = s.staging + (c.group * 4 + c.warp) * kResultWarp;
   Out* row = c.lane < kResultRows ? to(c.lane) : nullptr;
@@ -113,8 +118,8 @@ __device__ __forceinline__ void write_rows(const float (&d)[128], Shared& s, con
 #pragma unroll
       for (int j = 0; j < kColumns / 8; j += 2) {
         const float* v = d + 4 * (column0 / 8 + j);
-        store_matrices(out + corner.row * kResultPitch + (j + corner.chunk) * 16, round_pair<T>(v[0], v[1]), round_pair<T>(v[2], v[3]),
-                       round_pair<T>(v[4], v[5]), round_pair<T>(v[6], v[7]));
+        store_matrices(out + corner.row * kResultPitch + (j + corner.chunk) * 16, round_pair<T>(v[0], v[1]),
+                       round_pair<T>(v[2], v[3]), round_pair<T>(v[4], v[5]), round_pair<T>(v[6], v[7]));
       }
     } else {
 #pragma unroll
@@ -122,7 +127,8 @@ __device__ __forceinline__ void write_rows(const float (&d)[128], Shared& s, con
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float* v = d + 4 * (column0 / 8 + j) + 2 * h;
-          *reinterpret_cast<float2*>(out + (c.lane / 4 + 8 * h) * kResultPitch + (8 * j + 2 * (c.lane % 4)) * 4) = make_float2(v[0], v[1]);
+          *reinterpret_cast<float2*>(out + (c.lane / 4 + 8 * h) * kResultPitch + (8 * j + 2 * (c.lane % 4)) * 4) =
+              make_float2(v[0], v[1]);
         }
     }
     fence_async_proxy();
@@ -140,7 +146,8 @@ __device__ __forceinline__ void write_rows(const float (&d)[128], Shared& s, con
 }
 
 template <typename Job>
-__device__ __forceinline__ void consume_product(const Job& job, Shared& s, ProductMemory& memory, const EvenShares& shares, const Consumer& c) {
+__device__ __forceinline__ void consume_product(const Job& job, Shared& s, ProductMemory& memory,
+                                                const EvenShares& shares, const Consumer& c) {
   Ring ring;
   float d[128];
 #pragma unroll 1
@@ -174,7 +181,8 @@ __global__ void __launch_bounds__(kThreads, 1) gathered_product(const __grid_con
   wait_for_launches();
   const Job job{b};
   if (job.is_needless()) return;
-  const EvenShares shares(memory.shares, job.items(), job.columns(), job.phases(), [&](int item) { return job.steps(item); });
+  const EvenShares shares(memory.shares, job.items(), job.columns(), job.phases(),
+                          [&](int item) { return job.steps(item); });
   if (threadIdx.x >= kConsumers) {
     registers_down<kProducerRegisters>();
     produce_product(job, s, shares);
@@ -186,7 +194,8 @@ __global__ void __launch_bounds__(kThreads, 1) gathered_product(const __grid_con
 
 template <typename Job>
 void launch_product(const typename Job::Pass& b, cudaStream_t stream) {
-  launch_overlapping(gathered_product<Job>, std::min(multiprocessors(), kMostCtas), kThreads, kProductSharedBytes, 1, stream, b);
+  launch_overlapping(gathered_product<Job>, std::min(multiprocessors(), kMostCtas), kThreads, kProductSharedBytes, 1,
+                     stream, b);
 }
 
 // Launches a product whose results are weights' gradients, of float32 or of 16 bits.

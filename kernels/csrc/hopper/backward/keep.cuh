@@ -7,12 +7,13 @@
 // read again. Values in a bucket are in any order: nothing is summed in that order. The sums of |h| have one order of
 // their own.
 //
-// With room for g and h as matrices, the rows of the first launch say whether those are kept instead: compact/keep_whole.cuh.
+// With room for g and h as matrices, the rows of the first launch say whether those are kept instead:
+// compact/keep_whole.cuh.
 //
 // A block whose values no longer fit is left out. One that fires much asks before they are listed, as that takes longer
 // than all else here: whether the rows so far are such that all will fit, since some are of no use. If a block was left
-// out, the backward pass repeats gate, plan, up and `keep`, with memory for all values, each block's at a place of its own;
-// else it copies what was kept there.
+// out, the backward pass repeats gate, plan, up and `keep`, with memory for all values, each block's at a place of its
+// own; else it copies what was kept there.
 #pragma once
 
 #include "common/bits.cuh"
@@ -28,7 +29,8 @@ constexpr int kListed = 4096;  // most values of a CTA's list
 
 constexpr int kLeftOut = -1;  // in place of a block's first value: there is no room for them
 
-constexpr int kLoudRows = 256;  // firings of a row in the mean of a block, from which it is asked early whether there is room
+// Firings of a row in the mean of a block, from which it is asked early whether there is room.
+constexpr int kLoudRows = 256;
 
 // A value in the list: its neuron and row, slot in its tile, and place in its panel's bucket.
 struct ListedValue {
@@ -38,7 +40,9 @@ struct ListedValue {
 
 // Dynamic shared memory: bits of the union and counts before its words, counts of each panel and where its values go,
 // firings of each neuron; and the list.
-inline int keep_shared_bytes(const Ffn& f) { return (2 * f.tiles * kMaskWords + 2 * f.panels + f.d_ff) * 4 + kListed * sizeof(ListedValue); }
+inline int keep_shared_bytes(const Ffn& f) {
+  return (2 * f.tiles * kMaskWords + 2 * f.panels + f.d_ff) * 4 + kListed * sizeof(ListedValue);
+}
 
 template <typename T>
 struct Keeper {
@@ -66,7 +70,8 @@ struct Keeper {
   __device__ __forceinline__ uint16_t hidden(int in_block, int rank) const {
     const unsigned char* panel = hidden_panel(f, block, rank / kPanelColumns);
     const int column = rank % kPanelColumns;
-    return *reinterpret_cast<const uint16_t*>(panel + in_block * 128 + (((column >> 3) ^ (in_block & 7)) << 4) + (column & 7) * 2);
+    return *reinterpret_cast<const uint16_t*>(panel + in_block * 128 + (((column >> 3) ^ (in_block & 7)) << 4) +
+                                              (column & 7) * 2);
   }
 
   // Calls one(neuron, slot, at) for each neuron that a row fires, by a warp, a lane for a word of 32 neurons.
@@ -83,17 +88,11 @@ struct Keeper {
       const int many = __shfl_sync(~0u, before, 31);
       before -= mine;
       int slot = before - __shfl_sync(~0u, before, lane / kMaskWords * kMaskWords);  // eight lanes have a tile
-      for (int at = begin(many) + before; left; left &= left - 1, ++slot, ++at) one(32 * word + __ffs(left) - 1, slot, at);
+      for (int at = begin(many) + before; left; left &= left - 1, ++slot, ++at)
+        one(32 * word + __ffs(left) - 1, slot, at);
     }
   }
 };
-
-// A word of another CTA's shared memory.
-__device__ __forceinline__ int load_remote(const int* word, uint32_t cta) {
-  int value;
-  asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(remote_address(word, cta)) : "memory");
-  return value;
-}
 
 // The memory of a CTA of `keep`.
 template <typename T>
@@ -101,16 +100,18 @@ struct Keeping {
   const Ffn& f;
   const Kept& k;
   const uint8_t* counted;
-  uint32_t* bits;       // [words] of the block's union, a bit a neuron
-  int *before;          // [words]: neurons of the union before each word
-  int *counts;          // [panels]: how many values of each panel this CTA has
-  int *cursors;         // [panels]: where the next one goes, from the block's first on
-  int *fires;           // [d_ff]
-  ListedValue* values;  // [kListed]
-  int *listed, *base;   // how many values there are; in the first CTA the block's first value, or kLeftOut
-  int* fired;           // how often the rows of the first launch fire
-  int block, rank, warp, lane, words;
-  int size = abs(f.union_sizes[block]);
+  uint32_t* bits;      // [words] of the block's union, a bit a neuron
+  int *listed, *base;  // how many values there are; in the first CTA the block's first value, or kLeftOut
+  int* fired;          // how often the rows of the first launch fire
+  int thread = threadIdx.x, block = static_cast<int>(blockIdx.x) / kKeepCtas;
+  int rank = cluster_rank(), warp = thread / 32, lane = thread % 32;
+  int words = f.tiles * kMaskWords, size = abs(f.union_sizes[block]);
+  // what follows the bits, as keep_shared_bytes has it
+  int* before = reinterpret_cast<int*>(bits + words);  // [words]: neurons of the union before each word
+  int* counts = before + words;                        // [panels]: how many values of each panel this CTA has
+  int* cursors = counts + f.panels;                    // [panels]: where the next one goes, from the block's first on
+  int* fires = cursors + f.panels;                     // [d_ff]
+  ListedValue* values = reinterpret_cast<ListedValue*>(fires + f.d_ff);  // [kListed]
   Keeper<T> keeper{f, bits, before, block, size == f.d_ff};
 
   // Calls one(row of the block, row, whether it counts) for this CTA's finite rows, a warp for a row.
@@ -121,8 +122,8 @@ struct Keeping {
         one(in_block, row, counted == nullptr || counted[row] != 0);
   }
 
-  // Copies order and union, and computes the union's bits. first: the number of the first row, if the rows are some of a
-  // call's, as those of any blocks are
+  // Copies order and union, and computes the union's bits. first: the number of the first row, if the rows are some of
+  // a call's, as those of any blocks are
   template <typename... First>
   __device__ __forceinline__ void read_union(First... first) const {
     const int64_t list = static_cast<int64_t>(block) * f.panels * kPanelColumns;
@@ -130,10 +131,13 @@ struct Keeping {
     for (int i = threadIdx.x; i < words; i += kKeepThreads) bits[i] = 0;
     // cursors and fires follow them
     for (int i = threadIdx.x; i < 2 * f.panels + f.d_ff; i += kKeepThreads) counts[i] = 0;
-    for (int i = threadIdx.x; rank == 0 && !k.repeats() && i < kBlockRows; i += kKeepThreads) k.order[block * kBlockRows + i] = (f.order[block * kBlockRows + i] + ... + first);
+    for (int i = threadIdx.x; rank == 0 && !k.repeats() && i < kBlockRows; i += kKeepThreads)
+      k.order[block * kBlockRows + i] = (f.order[block * kBlockRows + i] + ... + first);
     __syncthreads();
 #pragma unroll 4
-    for (int i = threadIdx.x; (rank == 0 || !keeper.all) && i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; i += kKeepThreads) {
+    for (int i = threadIdx.x;
+         (rank == 0 || !keeper.all) && i < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
+         i += kKeepThreads) {
       const int neuron = f.unions[list + i];
       if (rank == 0 && !k.repeats()) k.unions[list + i] = neuron;
       // of every neuron nobody reads them, and all threads of a warp would meet in one word
@@ -145,8 +149,8 @@ struct Keeping {
   }
 
   // Whether to leave out a block that fires much: if the rows up to the last of this launch fire more in the mean than
-  // there is room for, since then the call's values will hardly all be kept, and some alone are of no use. All CTAs of the
-  // cluster agree. first: as in read_union
+  // there is room for, since then the call's values will hardly all be kept, and some alone are of no use. All CTAs of
+  // the cluster agree. first: as in read_union
   template <typename... First>
   __device__ __forceinline__ bool is_left_out(First... first) const {
     if (k.repeats()) return false;
@@ -159,7 +163,8 @@ struct Keeping {
     if (rank == kKeepCtas - 1) {  // the first one has more to do in read_union
       int fired = 0;
 #pragma unroll 8
-      for (int row = static_cast<int>(threadIdx.x) - (0 + ... + first); row < f.rows; row += kKeepThreads) fired += f.nnz[row];
+      for (int row = static_cast<int>(threadIdx.x) - (0 + ... + first); row < f.rows; row += kKeepThreads)
+        fired += f.nnz[row];
       fired = __reduce_add_sync(~0u, fired);
       if (lane == 0) atomicAdd(base, fired);
       __syncthreads();
@@ -174,8 +179,8 @@ struct Keeping {
     return load_remote(base, kKeepCtas - 1) == kLeftOut;
   }
 
-  // Counts how often each neuron fires in this CTA's rows, listing no values: a thread for a word of 32, whose counts lie
-  // across the bits of as many words as a count has bits.
+  // Counts how often each neuron fires in this CTA's rows, listing no values: a thread for a word of 32, whose counts
+  // lie across the bits of as many words as a count has bits.
   __device__ __forceinline__ void count_fires() const {
     constexpr int kRows = kBlockRows / kKeepCtas, kBits = 6, kAhead = 8;
     static_assert(kRows < 1 << kBits && kRows <= kKeepThreads);
@@ -213,12 +218,15 @@ struct Keeping {
 
   // Counts and lists the values.
   __device__ __forceinline__ void list_values() const {
-    const auto begin = [&](int many) { return __shfl_sync(~0u, lane == 0 && many > 0 ? atomicAdd(listed, many) : 0, 0); };
+    const auto begin = [&](int many) {
+      return __shfl_sync(~0u, lane == 0 && many > 0 ? atomicAdd(listed, many) : 0, 0);
+    };
     each_row([&](int in_block, int row, bool counts_here) {
       keeper.each(row, lane, begin, [&](int neuron, int slot, int at) {
         const int place = atomicAdd(&counts[keeper.rank_of(neuron) / kPanelColumns], 1);
         if (at < kListed)
-          values[at] = {static_cast<uint16_t>(neuron), static_cast<uint16_t>(place), static_cast<uint8_t>(in_block), static_cast<uint8_t>(slot)};
+          values[at] = {static_cast<uint16_t>(neuron), static_cast<uint16_t>(place), static_cast<uint8_t>(in_block),
+                        static_cast<uint8_t>(slot)};
         if (counts_here) atomicAdd(&fires[neuron], 1);
       });
     });
@@ -262,10 +270,12 @@ struct Keeping {
     if (first == kLeftOut) return;
     if (*listed > kListed) {
       each_row([&](int in_block, int row, bool) {
-        keeper.each(row, lane, [](int) { return 0; }, [&](int neuron, int slot, int) {
-          const int in_union = keeper.rank_of(neuron);
-          write(in_block, row, neuron, slot, in_union, first + atomicAdd(&cursors[in_union / kPanelColumns], 1));
-        });
+        keeper.each(
+            row, lane, [](int) { return 0; },
+            [&](int neuron, int slot, int) {
+              const int in_union = keeper.rank_of(neuron);
+              write(in_block, row, neuron, slot, in_union, first + atomicAdd(&cursors[in_union / kPanelColumns], 1));
+            });
       });
       return;
     }
@@ -273,7 +283,8 @@ struct Keeping {
     for (int i = threadIdx.x; i < *listed; i += kKeepThreads) {
       const ListedValue v = values[i];
       const int in_union = keeper.rank_of(v.neuron);
-      write(v.row, f.order[block * kBlockRows + v.row], v.neuron, v.slot, in_union, first + cursors[in_union / kPanelColumns] + v.place);
+      write(v.row, f.order[block * kBlockRows + v.row], v.neuron, v.slot, in_union,
+            first + cursors[in_union / kPanelColumns] + v.place);
     }
   }
 
@@ -282,10 +293,12 @@ struct Keeping {
     float sum = 0.f;
     each_row([&](int in_block, int, bool counts_here) {
 #pragma unroll 4
-      for (int column = 8 * lane; counts_here && column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns; column += 256) {
+      for (int column = 8 * lane; counts_here && column < (size + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
+           column += 256) {
         const unsigned char* line = hidden_panel(f, block, column / kPanelColumns) + in_block * 128;
         const uint4 eight = *reinterpret_cast<const uint4*>(line + column % kPanelColumns * 2);
-        for (const uint32_t pair : {eight.x, eight.y, eight.z, eight.w}) sum += fabsf(half_of<T>(pair, 0)) + fabsf(half_of<T>(pair, 1));
+        for (const uint32_t pair : {eight.x, eight.y, eight.z, eight.w})
+          sum += fabsf(half_of<T>(pair, 0)) + fabsf(half_of<T>(pair, 1));
       }
     });
 #pragma unroll
@@ -293,53 +306,5 @@ struct Keeping {
     return sum;
   }
 };
-
-// In compact/keep_whole.cuh: whether a call is kept whole, and what a CTA then does for it, which returns a warp's sum of |h|.
-template <typename T, typename... First>
-__device__ __forceinline__ bool keeps_whole(const Keeping<T>&, First... first);
-template <typename T>
-__device__ __forceinline__ float write_whole(const Keeping<T>&);
-
-// kWhole: whether there is room for g and h; first: as in read_union
-template <typename T, bool kWhole, typename... First>
-__global__ void __launch_bounds__(kKeepThreads) keep(const __grid_constant__ Ffn f, const __grid_constant__ Kept k, const uint8_t* counted, First... first) {
-  extern __shared__ uint32_t words_memory[];
-  __shared__ float sums[kKeepWarps];
-  __shared__ int listed, base, fired;
-  let_next_launch();
-  wait_for_launches();
-  if (is_needless(f)) return;
-  const int thread = threadIdx.x, words = f.tiles * kMaskWords;
-  int *before = reinterpret_cast<int*>(words_memory + words), *counts = before + words, *cursors = counts + f.panels, *fires = cursors + f.panels;
-  const Keeping<T> keeping{f, k, counted, words_memory, before, counts, cursors, fires, reinterpret_cast<ListedValue*>(fires + f.d_ff), &listed,
-                           &base, &fired, static_cast<int>(blockIdx.x) / kKeepCtas, static_cast<int>(cluster_rank()), thread / 32, thread % 32, words};
-  keeping.read_union(first...);
-  bool whole = false;
-  if constexpr (kWhole) whole = keeps_whole(keeping, first...);
-  const bool left_out = whole || keeping.is_left_out(first...);
-  left_out ? keeping.count_fires() : keeping.list_values();
-  __syncthreads();  // and no warp diverges at the cluster's barrier
-  cluster_sync();
-  if (keeping.warp == 0 && !left_out) keeping.place_buckets();
-  for (int i = thread; i < f.d_ff && !k.repeats(); i += kKeepThreads)
-    if (fires[i] > 0) atomicAdd(k.fires + i, fires[i]);
-  __syncthreads();
-  cluster_sync();
-  keeping.write_values(left_out ? kLeftOut : load_remote(&base, 0));
-  float sum = 0.f;
-  if constexpr (kWhole)
-    sum = whole ? write_whole(keeping) : keeping.sum_hidden();
-  else if (!k.repeats())
-    sum = keeping.sum_hidden();
-  if (keeping.lane == 0) sums[keeping.warp] = sum;
-  __syncthreads();
-  if (thread == 0 && !k.repeats()) {
-    float total = 0.f;
-    for (int i = 0; i < kKeepWarps; ++i) total += sums[i];
-    k.l1_parts[blockIdx.x] = total;
-  }
-  __syncthreads();
-  cluster_sync();  // no CTA ends while another may still read its counts
-}
 
 }  // namespace twell::hopper

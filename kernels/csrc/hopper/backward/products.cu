@@ -34,7 +34,8 @@ void launch_output_sums<TWELL_T>(const Backward& b, cudaStream_t stream) {
 template <typename From, typename To>
 void launch_transpose(const void* from, void* to, int rows, int columns, cudaStream_t stream) {
   const dim3 squares((columns + kTransposeEdge - 1) / kTransposeEdge, (rows + kTransposeEdge - 1) / kTransposeEdge);
-  launch(transpose<From, To>, squares, kTransposeThreads, 0, stream, static_cast<const From*>(from), static_cast<To*>(to), rows, columns);
+  launch(transpose<From, To>, squares, kTransposeThreads, 0, stream, static_cast<const From*>(from),
+         static_cast<To*>(to), rows, columns);
 }
 
 template void launch_transpose<float, float>(const void*, void*, int, int, cudaStream_t);

@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kRankThreads) rank_neurons(const Pass b) {
   }
   if (needs_no_lists(b)) return;
   __syncthreads();
-  const int neuron = blockIdx.x * (kRankThreads / kRankShare) + threadIdx.x / kRankShare, share = threadIdx.x % kRankShare;
+  const int neuron = blockIdx.x * (kRankThreads / kRankShare) + threadIdx.x / kRankShare,
+            share = threadIdx.x % kRankShare;
   const int mine = neuron < b.d_ff ? fires[neuron] : 0;
   int rank = 0;
   for (int other = share; other < b.d_ff; other += kRankShare)
@@ -78,12 +79,16 @@ __global__ void __launch_bounds__(kListThreads) mark_tokens(const Pass b, int pr
   const int size = abs(b.kept.union_sizes[block]), panels = (size + kPanelColumns - 1) / kPanelColumns;
   const int64_t list = static_cast<int64_t>(block) * b.panels * kPanelColumns;
   for (int i = thread; i < b.panels * 4; i += kListThreads) marks[i] = 0;
-  for (int i = thread; i < size; i += kListThreads) ranks[i] = b.union_ranks[list + i] = b.rank_of[b.kept.unions[list + i]];
+  for (int i = thread; i < size; i += kListThreads)
+    ranks[i] = b.union_ranks[list + i] = b.rank_of[b.kept.unions[list + i]];
   const bool mine = thread >= kBlockRows || b.kept.order[block * kBlockRows + thread] == block * kBlockRows + thread;
   const bool consecutive = __syncthreads_and(mine);
-  each_value(b, block, [&](int, int rank, int row) { atomicOr(&marks[ranks[rank] / kListNeurons * 4 + row / 32], 1u << (row % 32)); });
+  each_value(b, block, [&](int, int rank, int row) {
+    atomicOr(&marks[ranks[rank] / kListNeurons * 4 + row / 32], 1u << (row % 32));
+  });
   __syncthreads();
-  for (int i = thread; i < b.panels * 4; i += kListThreads) b.marks[static_cast<int64_t>(i / 4) * words_of(b) + block * 4 + i % 4] = marks[i];
+  for (int i = thread; i < b.panels * 4; i += kListThreads)
+    b.marks[static_cast<int64_t>(i / 4) * words_of(b) + block * 4 + i % 4] = marks[i];
   if (thread == 0 && panels > 0) {  // tasks of dh: fewer panels in each if there would be too few for the processors
     int each = 4;
     while (each > 1 && b.blocks * ((panels + each - 1) / each) < processors) each /= 2;
@@ -117,7 +122,8 @@ __global__ void __launch_bounds__(kListThreads) list_tokens(const Pass b) {
     for (int i = 0; i < 32; ++i) {  // one word of this warp after the other, a lane for each position
       const uint32_t bits = __shfl_sync(~0u, marks, i);
       const int begin = __shfl_sync(~0u, place, i);
-      if (bits >> lane & 1) list[begin + __popc(bits & ((1u << lane) - 1))] = b.kept.order[(word - lane + i) * 32 + lane];
+      if (bits >> lane & 1)
+        list[begin + __popc(bits & ((1u << lane) - 1))] = b.kept.order[(word - lane + i) * 32 + lane];
     }
     __syncthreads();
   }
@@ -135,7 +141,8 @@ static __global__ void __launch_bounds__(kListThreads) place_values(const Backwa
     const int group = slice / kZeroSlices, chunks = chunks_of(b.token_counts[group]);
     constexpr int kUnits = kChunkValues * 2 / 16;
     uint4* to = reinterpret_cast<uint4*>(static_cast<uint16_t*>(b.chunks) + chunk_at(b, group, 0));
-    for (int64_t i = slice % kZeroSlices * kListThreads + thread; i < static_cast<int64_t>(chunks) * kUnits; i += kZeroSlices * kListThreads)
+    for (int64_t i = slice % kZeroSlices * kListThreads + thread; i < static_cast<int64_t>(chunks) * kUnits;
+         i += kZeroSlices * kListThreads)
       to[i] = make_uint4(0, 0, 0, 0);
     return;
   }
@@ -147,9 +154,11 @@ static __global__ void __launch_bounds__(kListThreads) place_values(const Backwa
   __syncthreads();
   const uint16_t* ranks = b.union_ranks + static_cast<int64_t>(block) * b.panels * kPanelColumns;
   each_value(b, block, [&](int value, int rank, int row) {
-    const int of_neuron = ranks[rank], group = of_neuron / kListNeurons, neuron = of_neuron % kListNeurons, word = group * 4 + row / 32;
+    const int of_neuron = ranks[rank], group = of_neuron / kListNeurons, neuron = of_neuron % kListNeurons,
+              word = group * 4 + row / 32;
     const int token = before[word] + __popc(marks[word] & ((1u << (row % 32)) - 1)), column = token % kChunk;
-    b.places[value] = static_cast<uint32_t>(chunk_at(b, group, token / kChunk) + neuron * kChunk + (((column >> 3) ^ (neuron & 7)) << 3) + (column & 7));
+    b.places[value] = static_cast<uint32_t>(chunk_at(b, group, token / kChunk) + neuron * kChunk +
+                                            (((column >> 3) ^ (neuron & 7)) << 3) + (column & 7));
   });
 }
 
@@ -158,7 +167,8 @@ template <typename Pass>
 void launch_lists_of(const Pass& b, cudaStream_t stream) {
   const int per_cta = kRankThreads / kRankShare;
   launch_overlapping(rank_neurons<Pass>, (b.d_ff + per_cta - 1) / per_cta, kRankThreads, b.d_ff * 4, 1, stream, b);
-  launch_overlapping(mark_tokens<Pass>, b.blocks, kListThreads, b.panels * (16 + kPanelColumns * 2), 1, stream, b, multiprocessors());
+  launch_overlapping(mark_tokens<Pass>, b.blocks, kListThreads, b.panels * (16 + kPanelColumns * 2), 1, stream, b,
+                     multiprocessors());
   launch_overlapping(list_tokens<Pass>, b.panels, kListThreads, 0, 1, stream, b);
 }
 

@@ -27,7 +27,8 @@ struct WeightsJob {
   __device__ __forceinline__ int steps(int group) const { return chunks_of(b.token_counts[group]); }
   __device__ __forceinline__ int panel_bytes(int column) const { return is_light(column) ? kABytes / 2 : kABytes; }
   __device__ __forceinline__ const void* panel(int group, int column, int step, int) const {
-    return static_cast<const uint16_t*>(b.chunks) + chunk_at(b, group, step) + (is_light(column) ? 2 * kListNeurons * kChunk : 0);
+    return static_cast<const uint16_t*>(b.chunks) + chunk_at(b, group, step) +
+           (is_light(column) ? 2 * kListNeurons * kChunk : 0);
   }
   __device__ __forceinline__ const void* matrix(int column, int, int) const { return is_light(column) ? b.dy : b.x; }
   __device__ __forceinline__ int row(int group, int step, int place) const {
@@ -43,10 +44,13 @@ struct WeightsJob {
     const bool light = is_light(piece.column);
     Out* const matrix = static_cast<Out*>(light ? b.d_down : c.group == 0 ? b.d_up : b.d_gate);
     const int n0 = first_output(piece.column) + (light ? c.column0 : 0);
-    write_rows<T, Out, kN>(d, s, c, n0, b.d_model, [&](int r) {
-      const int of = neuron(piece.item, c.warp * 16 + r);
-      return of >= 0 ? matrix + static_cast<int64_t>(of) * b.d_model : nullptr;
-    }, light ? b.adds_down : b.adds);
+    write_rows<T, Out, kN>(
+        d, s, c, n0, b.d_model,
+        [&](int r) {
+          const int of = neuron(piece.item, c.warp * 16 + r);
+          return of >= 0 ? matrix + static_cast<int64_t>(of) * b.d_model : nullptr;
+        },
+        light ? b.adds_down : b.adds);
   }
 };
 

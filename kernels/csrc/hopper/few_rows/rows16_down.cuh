@@ -16,7 +16,8 @@ struct Rows16Down {
   // kPitch: floats of a row's sums, so that rows lie banks apart. kDepth: boxes of a ring.
   static constexpr int kRows = 8 * kTiles, kPitch = kRows16Outputs + 4;
   static constexpr int kDepth = kTiles == 1 && kNeurons == kGroupNeurons ? 2 : 1;
-  static constexpr int kRingBytes = kDepth * kRows16BoxBytes<kNeurons>;  // of a warp; its sums are stored there in the end
+  // of a warp; its sums are stored there in the end
+  static constexpr int kRingBytes = kDepth * kRows16BoxBytes<kNeurons>;
   static_assert(kRows * kPitch * 4 <= kRingBytes);
   struct Shared {
     float parts[kRows16Splits][kRows][kRows16Share];  // each CTA's sums of this one's outputs
@@ -26,8 +27,9 @@ struct Rows16Down {
   static constexpr int kBytes = kRows16Warps * kRingBytes + sizeof(Shared) + 1024;
 };
 
+// Groups whose weights fit into registers.
 template <int kTiles, int kNeurons>
-constexpr int kRows16AtOnce = kTiles == 2 ? 2 : kNeurons == kGroupNeurons ? 4 : 3;  // groups whose weights fit into registers
+constexpr int kRows16AtOnce = kTiles == 2 ? 2 : (kNeurons == kGroupNeurons ? 4 : 3);
 
 // Adds 16 neurons: four of them for eight outputs and all rows.
 template <typename T, int kTiles>
@@ -45,18 +47,19 @@ __device__ __forceinline__ void add_sixteen(float (&d)[4][kTiles][4], const uint
 // Prepares the barriers of a CTA: those of a warp's boxes, and `sent`, which completes once all CTAs of the cluster
 // have sent their sums.
 template <int kTiles, int kNeurons>
-__device__ __forceinline__ void begin_rows16_down(typename Rows16Down<kTiles, kNeurons>::Shared& s, int rows, int thread) {
+__device__ __forceinline__ void begin_rows16_down(typename Rows16Down<kTiles, kNeurons>::Shared& s, int rows,
+                                                  int thread) {
   if (thread == 0) s.broken = 0, barrier_init(&s.sent, 1);
   if (thread < kRows16Warps * Rows16Down<kTiles, kNeurons>::kDepth) barrier_init(&s.full[0][thread], 1);
   fence_barrier_init();
   if (thread == 0) barrier_expect(&s.sent, kRows16Splits * rows * kRows16Share * sizeof(float));
 }
 
-// Adds the sums of the CTA's warps, in order, and sends each CTA of the cluster those of its outputs; NaN of rows that are
-// not finite.
+// Adds the sums of the CTA's warps, in order, and sends each CTA of the cluster those of its outputs; NaN of rows that
+// are not finite.
 template <int kTiles, int kNeurons>
-__device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles, kNeurons>::Shared& s, const unsigned char* rings,
-                                                 int rows, int rank, int thread) {
+__device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles, kNeurons>::Shared& s,
+                                                 const unsigned char* rings, int rows, int rank, int thread) {
   using Down = Rows16Down<kTiles, kNeurons>;
   for (int i = thread; i < rows * (kRows16Outputs / 4); i += kRows16Threads) {
     const int row = i / (kRows16Outputs / 4), out = i % (kRows16Outputs / 4) * 4;
@@ -72,11 +75,11 @@ __device__ __forceinline__ void send_rows16_sums(typename Rows16Down<kTiles, kNe
   }
 }
 
-// Adds what the cluster's CTAs send, in order of rank, and writes this CTA's outputs. Rows that are not finite have sums
-// that are NaN.
+// Adds what the cluster's CTAs send, in order of rank, and writes this CTA's outputs. Rows that are not finite have
+// sums that are NaN.
 template <typename T, int kTiles, int kNeurons>
-__device__ __forceinline__ void write_rows16_outputs(typename Rows16Down<kTiles, kNeurons>::Shared& s, const Ffn& f, int out0,
-                                                     int rank, int thread) {
+__device__ __forceinline__ void write_rows16_outputs(typename Rows16Down<kTiles, kNeurons>::Shared& s, const Ffn& f,
+                                                     int out0, int rank, int thread) {
   constexpr int kPairs = kRows16Share / 2;
   static_assert(kRows16Max * kPairs <= kRows16Threads);  // a pair of outputs to a thread
   const T* bias = static_cast<const T*>(f.b_down);
@@ -102,8 +105,8 @@ __device__ __forceinline__ void write_rows16_outputs(typename Rows16Down<kTiles,
 // Writes which rows are finite and, if requested, how many neurons each fires. The rows are divided among CTAs; a CTA's
 // last warp writes them.
 template <typename T, int kNeurons>
-__device__ __forceinline__ void write_rows16_results(const Ffn& f, const Rows16Space<T, kNeurons>& space, int* nnz, int cta, int warp,
-                                                     int lane) {
+__device__ __forceinline__ void write_rows16_results(const Ffn& f, const Rows16Space<T, kNeurons>& space, int* nnz,
+                                                     int cta, int warp, int lane) {
   constexpr int kEach = 4;  // groups that a lane reads at once
   for (int row = cta; row < f.rows && warp == kRows16Warps - 1; row += kRows16Splits * gridDim.y) {
     uint32_t broken = 0, sum = 0;
@@ -134,7 +137,8 @@ template <typename T, int kTiles, int kNeurons>
 __global__ void __launch_bounds__(kRows16Threads, 2)
     rows16_down(const __grid_constant__ CUtensorMap map, const Ffn f, int* nnz) {
   using Down = Rows16Down<kTiles, kNeurons>;
-  constexpr int kAtOnce = kRows16AtOnce<kTiles, kNeurons>, kSixteens = kNeurons / 16, kSteps = kTiles == 2 ? 1 : kNeurons == kGroupNeurons ? 3 : 2;
+  constexpr int kAtOnce = kRows16AtOnce<kTiles, kNeurons>, kSixteens = kNeurons / 16;
+  constexpr int kSteps = kTiles == 2 ? 1 : (kNeurons == kGroupNeurons ? 3 : 2);
   extern __shared__ unsigned char raw[];
   unsigned char* rings = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   typename Down::Shared& s = *reinterpret_cast<typename Down::Shared*>(rings + kRows16Warps * Down::kRingBytes);
@@ -150,7 +154,7 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
   const char* lists = reinterpret_cast<const char*>(space.group->list + 4 * quad);
   const T* h = space.hidden + (quad * Down::kRows + eighth) * 4;
   unsigned char* ring = rings + warp * Down::kRingBytes;
-  uint32_t used = 0;  // boxes
+  uint32_t used = 0;          // boxes
   uint32_t nan[kTiles] = {};  // pairs, NaN once a value of the hidden state is not finite
   float d[4][kTiles][4] = {};
   for (int base = slot; base < space.groups; base += kAtOnce * kRows16Slots) {
@@ -158,14 +162,16 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
     uint2 list[kAtOnce];  // four neurons each
     const auto read_list = [&](int i, int step) {
       const int g = base + i * kRows16Slots;
-      list[i] = sm80::load_relaxed_8(lists + static_cast<uint32_t>(g * sizeof(Rows16Group<kNeurons>) + 32 * step), g < space.groups);
+      list[i] = sm80::load_relaxed_8(lists + static_cast<uint32_t>(g * sizeof(Rows16Group<kNeurons>) + 32 * step),
+                                     g < space.groups);
       return is_written(list[i]);
     };
     const auto hidden = [&](uint2(&b)[kTiles], int g, int step, bool there) {
       bool written = true;
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        b[n] = sm80::load_relaxed_8(h + static_cast<uint32_t>((g * kNeurons / 4 + 4 * step) * Down::kRows * 4 + 32 * n), there);
+        b[n] = sm80::load_relaxed_8(h + static_cast<uint32_t>((g * kNeurons / 4 + 4 * step) * Down::kRows * 4 + 32 * n),
+                                    there);
         written = written && is_written(b[n]);
       }
       return written;
@@ -222,7 +228,8 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
       until_written([&] {
         bool written = true;
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) written = hidden(b[i], base + i * kRows16Slots, step, (list[i].x & 0xffffu) > 0) && written;
+        for (int i = 0; i < kAtOnce; ++i)
+          written = hidden(b[i], base + i * kRows16Slots, step, (list[i].x & 0xffffu) > 0) && written;
         return written;
       });
       if (16 * (step + 1) < most)
@@ -251,7 +258,8 @@ __global__ void __launch_bounds__(kRows16Threads, 2)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int k = 16 * step + 4 * quad + e;
-          a[e] = *reinterpret_cast<const uint4*>(ring + at * kRows16BoxBytes<kNeurons> + k * 128 + ((eighth ^ (k & 7)) << 4));
+          a[e] = *reinterpret_cast<const uint4*>(ring + at * kRows16BoxBytes<kNeurons> + k * 128 +
+                                                 ((eighth ^ (k & 7)) << 4));
         }
         mark(b[0]), add_sixteen<T>(d, a, b[0]);
 #pragma unroll

@@ -14,7 +14,8 @@ struct Rows16Gate {
   // kPitch: floats of a neuron's sums, so that neurons lie banks apart.
   static constexpr int kRows = 8 * kTiles, kPitch = kRows + (kTiles % 2 ? 0 : 8);
   // The ring of a warp.
-  static constexpr int kDepth = 2, kStageBytes = kRows16BoxBytes<kNeurons> + kRows * 128, kRingBytes = kDepth * kStageBytes;
+  static constexpr int kDepth = 2, kStageBytes = kRows16BoxBytes<kNeurons> + kRows * 128,
+                       kRingBytes = kDepth * kStageBytes;
   static_assert(kNeurons * kPitch * 4 <= kRingBytes);
   struct Shared {
     float gates[kNeurons][kRows];
@@ -62,7 +63,9 @@ struct Rows16Warp {
   }
 
   // The warp's sums after a product: [neurons][kPitch].
-  __device__ __forceinline__ float (*sums() const)[Gate::kPitch] { return reinterpret_cast<float(*)[Gate::kPitch]>(ring); }
+  __device__ __forceinline__ float (*sums() const)[Gate::kPitch] {
+    return reinterpret_cast<float(*)[Gate::kPitch]>(ring);
+  }
 
   // Writes the sums of 16 kM neurons to the warp's ring.
   template <int kM>
@@ -79,18 +82,18 @@ struct Rows16Warp {
 
   // Requests the first stages of a product. Warps take boxes of k in turns, so that what is requested at a time lies
   // together in memory.
-  __device__ __forceinline__ void request(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map, const void* weights,
-                                          const uint16_t* list, int first, int count) const {
+  __device__ __forceinline__ void request(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map,
+                                          const void* weights, const uint16_t* list, int first, int count) const {
     for (int i = 0; i < Gate::kDepth; ++i)
       if (const int box = warp + kRows16Warps * i; 64 * box < f.d_model)
         fetch(f, x_map, map, static_cast<const T*>(weights), list, first, count, (at + i) % Gate::kDepth, box);
   }
 
-  // Writes the sums over this warp's share of k of 16 kM neurons and all rows, [neuron][row], to its ring, once the first
-  // stages are requested. Values of neurons past the list are undefined, and so are their sums.
+  // Writes the sums over this warp's share of k of 16 kM neurons and all rows, [neuron][row], to its ring, once the
+  // first stages are requested. Values of neurons past the list are undefined, and so are their sums.
   template <int kM>
-  __device__ __forceinline__ void product(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map, const void* weights,
-                                          const uint16_t* list, int first, int count) {
+  __device__ __forceinline__ void product(const Ffn& f, const CUtensorMap& x_map, const CUtensorMap& map,
+                                          const void* weights, const uint16_t* list, int first, int count) {
     const int boxes = (f.d_model + 63) / 64;
     float d[kM][kTiles][4] = {};
     for (int box = warp; box < boxes; box += kRows16Warps) {
@@ -157,8 +160,9 @@ __device__ __forceinline__ Number rows16_sum(const Rows16Sums& sums, int neuron,
 // Writes the gate's values to `gates`, and marks which neurons fire, which rows are not finite, and how many neurons
 // each row fires. rows: 0 in a rehearsal
 template <typename T, int kTiles, int kNeurons>
-__device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const Rows16Sums& sums,
-                                                   const Ffn& f, int rows, int first, bool dense) {
+__device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles, kNeurons>::Shared& s,
+                                                   const Rows16Sums& sums, const Ffn& f, int rows, int first,
+                                                   bool dense) {
   constexpr int kPairs = 4 * kTiles;  // pairs of rows; a thread's pair is always the same
   const int row = 2 * (threadIdx.x % kPairs), lane = threadIdx.x % 32;
   const T* bias = static_cast<const T*>(f.b_gate);
@@ -195,22 +199,26 @@ __device__ __forceinline__ void finish_rows16_gate(typename Rows16Gate<kTiles, k
   }
 }
 
-// Writes the hidden state of the list, padded with zeros to 16 neurons; or of the whole group; or, in a rehearsal, nothing.
+// Writes the hidden state of the list, padded with zeros to 16 neurons; or of the whole group; or, in a rehearsal,
+// nothing.
 template <typename T, int kTiles, int kNeurons>
-__device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const Rows16Sums& sums,
-                                                 const Ffn& f, uint2* hidden, int first, int count, bool rehearsal) {
+__device__ __forceinline__ void finish_rows16_up(typename Rows16Gate<kTiles, kNeurons>::Shared& s,
+                                                 const Rows16Sums& sums, const Ffn& f, uint2* hidden, int first,
+                                                 int count, bool rehearsal) {
   constexpr int kRows = 8 * kTiles;
   const bool all_weights = count > kRows16Gathered;
   const T* bias = static_cast<const T*>(f.b_up);
   int positive = 0;  // of this thread's row: how many have positive gate and up values
-  for (int i = threadIdx.x; i < (all_weights ? kNeurons : rehearsal ? 16 : (count + 15) / 16 * 16) * kRows; i += kRows16Threads) {
+  const int places = all_weights ? kNeurons : (rehearsal ? 16 : (count + 15) / 16 * 16);
+  for (int i = threadIdx.x; i < places * kRows; i += kRows16Threads) {
     const int row = i / 4 % kRows, place = i / (4 * kRows) * 4 + i % 4;
     const int column = all_weights ? place : place < count ? s.list[place] : kNeurons;
     const float g = column < kNeurons ? s.gates[column][row] : 0.f;
     float out = g;
     if ((g > 0.f || rehearsal) && f.w_up != nullptr) {
-      const float up = up_activated(rows16_sum<float, kTiles, kNeurons>(sums, place, row) +
-                                    (bias != nullptr ? static_cast<float>(bias[rehearsal ? first : first + column]) : 0.f));
+      const float up =
+          up_activated(rows16_sum<float, kTiles, kNeurons>(sums, place, row) +
+                       (bias != nullptr ? static_cast<float>(bias[rehearsal ? first : first + column]) : 0.f));
       if constexpr (kUpRelu) positive += up > 0.f && !rehearsal;
       out = g * up;
     }
@@ -231,14 +239,16 @@ template <int kTiles, int kNeurons>
 __device__ __forceinline__ uint32_t rows_that_fire(const typename Rows16Gate<kTiles, kNeurons>::Shared& s, int neuron) {
   uint32_t rows = 0;
 #pragma unroll
-  for (int row = 0; row < Rows16Gate<kTiles, kNeurons>::kRows; ++row) rows |= static_cast<uint32_t>(s.gates[neuron][row] > 0.f) << row;
+  for (int row = 0; row < Rows16Gate<kTiles, kNeurons>::kRows; ++row)
+    rows |= static_cast<uint32_t>(s.gates[neuron][row] > 0.f) << row;
   return rows;
 }
 
-// Lists the neurons that fire, by their number in the CTA, with their pairs if they are few. Unless in a rehearsal, says so
-// to the scout, and hands on how many each row fires.
+// Lists the neurons that fire, by their number in the CTA, with their pairs if they are few. Unless in a rehearsal,
+// says so to the scout, and hands on how many each row fires.
 template <int kTiles, int kNeurons>
-__device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles, kNeurons>::Shared& s, Rows16Group<kNeurons>& group, bool rehearsal) {
+__device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles, kNeurons>::Shared& s,
+                                            Rows16Group<kNeurons>& group, bool rehearsal) {
   const int thread = threadIdx.x;
   const uint64_t fires = s.fired();
   if (thread < kNeurons && fires >> thread & 1) {
@@ -257,8 +267,9 @@ __device__ __forceinline__ void list_rows16(typename Rows16Gate<kTiles, kNeurons
 
 // Computes the up product of the `count` neurons in `list`, or of the whole group; by a warp, for its share of k.
 template <typename T, int kTiles, int kNeurons>
-__device__ __forceinline__ void rows16_up_product(Rows16Warp<T, kTiles, kNeurons>& mine, const Ffn& f, const CUtensorMap& x_map,
-                                                  const CUtensorMap& up_map, const uint16_t* list, int first, int count) {
+__device__ __forceinline__ void rows16_up_product(Rows16Warp<T, kTiles, kNeurons>& mine, const Ffn& f,
+                                                  const CUtensorMap& x_map, const CUtensorMap& up_map,
+                                                  const uint16_t* list, int first, int count) {
   const bool all_weights = count > kRows16Gathered;
   const uint16_t* gathered = all_weights ? nullptr : list;
   mine.request(f, x_map, up_map, f.w_up, gathered, first, count);
@@ -272,8 +283,8 @@ __device__ __forceinline__ void rows16_up_product(Rows16Warp<T, kTiles, kNeurons
 
 // What the warp does that does not multiply.
 template <typename T, int kTiles, int kNeurons>
-__device__ __forceinline__ void scout_rows16(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const Ffn& f, Rows16Group<kNeurons>& group,
-                                             uint2* hidden, int first, int lane) {
+__device__ __forceinline__ void scout_rows16(typename Rows16Gate<kTiles, kNeurons>::Shared& s, const Ffn& f,
+                                             Rows16Group<kNeurons>& group, uint2* hidden, int first, int lane) {
   begin_rows16<T, kTiles>(&s.begun, &s.cleared, f, group, hidden, first, lane);
   barrier_wait(&s.listed, 0);
   const int count = __popcll(s.fired());
@@ -281,8 +292,9 @@ __device__ __forceinline__ void scout_rows16(typename Rows16Gate<kTiles, kNeuron
   prefetch_after_rows16_gate<T, kNeurons>(f, s.list, first, count, lane);
 }
 
+// With registers for three, a CTA leaves room for `rows16_down`.
 template <typename T, int kTiles, int kNeurons>
-__global__ void __launch_bounds__(kRows16Threads + 32, 3)  // with registers for three, one leaves room for `rows16_down`
+__global__ void __launch_bounds__(kRows16Threads + 32, 3)
     rows16_gate_up(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap gate_map,
                    const __grid_constant__ CUtensorMap up_map, const Ffn f, bool dense) {
   using Gate = Rows16Gate<kTiles, kNeurons>;
@@ -307,12 +319,13 @@ __global__ void __launch_bounds__(kRows16Threads + 32, 3)  // with registers for
   wait_for_launches();
   if (thread == 0) barrier_arrive(&s.begun);
   mine.request(f, x_map, gate_map, nullptr, nullptr, first, kNeurons);
-  // What follows the gate product runs once before, on nothing, while the first weights are on their way: its code comes from
-  // far.
+  // What follows the gate product runs once before, on nothing, while the first weights are on their way: its code
+  // comes from far.
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
     const bool rehearsal = pass == 0;
-    const Rows16Sums sums = rehearsal ? Rows16Sums{reinterpret_cast<unsigned char*>(s.nothing), 0} : Rows16Sums{rings, Gate::kRingBytes};
+    const Rows16Sums sums =
+        rehearsal ? Rows16Sums{reinterpret_cast<unsigned char*>(s.nothing), 0} : Rows16Sums{rings, Gate::kRingBytes};
     if (!rehearsal) mine.template product<kNeurons / 16>(f, x_map, gate_map, nullptr, nullptr, first, kNeurons);
     named_sync<kRows16Threads>(1);
     finish_rows16_gate<T, kTiles, kNeurons>(s, sums, f, rehearsal ? 0 : f.rows, first, dense);

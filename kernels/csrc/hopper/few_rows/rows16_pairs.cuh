@@ -1,6 +1,6 @@
-// The up product of a group of neurons of which little fires: single pairs of a neuron and a row that fires it. All that
-// they need is requested at once and goes to registers, so it takes one trip to memory where a product of boxes takes a
-// copy into the ring, a product of 16 neurons and a wait for each 64 of k.
+// The up product of a group of neurons of which little fires: single pairs of a neuron and a row that fires it. All
+// that they need is requested at once and goes to registers, so it takes one trip to memory where a product of boxes
+// takes a copy into the ring, a product of 16 neurons and a wait for each 64 of k.
 #pragma once
 
 #include "common/convert.cuh"
@@ -28,9 +28,11 @@ struct Rows16Pairs {
 
 // Writes, for each pair, the sum over this warp's share of k to sums[place][row]. first: the group's first neuron
 template <typename T, int kPitch>
-__device__ __forceinline__ void sum_pairs(const Ffn& f, const Rows16Pairs& group, int first, float (*sums)[kPitch], int warp, int lane) {
+__device__ __forceinline__ void sum_pairs(const Ffn& f, const Rows16Pairs& group, int first, float (*sums)[kPitch],
+                                          int warp, int lane) {
   constexpr int kAtOnce = 4;
-  const int each = ((f.d_model + 63) / 64 + kRows16Warps - 1) / kRows16Warps * 64, from = warp * each, to = min(from + each, f.d_model);
+  const int each = ((f.d_model + 63) / 64 + kRows16Warps - 1) / kRows16Warps * 64, from = warp * each,
+            to = min(from + each, f.d_model);
   const int count = group.count;
   const T *x = static_cast<const T*>(f.x), *w = static_cast<const T*>(f.w_up);
 #pragma unroll 1

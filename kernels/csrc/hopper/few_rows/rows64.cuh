@@ -3,9 +3,9 @@
 //
 // In `rows64_gate_up` a CTA has 48 neurons and all rows: their gate rows stream through a ring of stages, and it
 // computes the up product of those that any row fires at once. `rows64_down` goes over the union, a cluster for 64
-// outputs, each of whose CTAs takes a third of the union, or a sixth where outputs are few; their sums are added in one order.
-// Clusters of four would not use all multiprocessors, and two CTAs on one take twice as long. Products this small last as long as their latency,
-// about 70 cycles for 16 of k: warpgroups divide k, and add their sums at the end.
+// outputs, each of whose CTAs takes a third of the union, or a sixth where outputs are few; their sums are added in one
+// order. Clusters of four would not use all multiprocessors, and two CTAs on one take twice as long. Products this
+// small last as long as their latency, about 70 cycles for 16 of k: warpgroups divide k, and add their sums at the end.
 //
 // The launches hand on (hidden, in `Ffn`): [d_ff][rows padded to a multiple of 64], with the neurons of the union
 // alone. In `unions`, for each 48 neurons: 64 bits, those that fired; then, for each, a bit a row that is not finite.
@@ -62,7 +62,9 @@ __global__ void __launch_bounds__(32) pack_words(const Ffn f) {
   const uint4 v = *chunk;
   const uint32_t mask = positive(v), pair[4] = {v.x, v.y, v.z, v.w};
   const int upto = sum_upto(__popc(mask), lane);
-  const auto write = [&](int slot, uint32_t word) { (slot < kHead ? f.heads + at * kHead : f.tails + at * kTail - kHead)[slot] = word; };
+  const auto write = [&](int slot, uint32_t word) {
+    (slot < kHead ? f.heads + at * kHead : f.tails + at * kTail - kHead)[slot] = word;
+  };
   const int count = __shfl_sync(~0u, upto, 31);
   // whole eights, in which they are read
   if (lane == 0 || (lane > count && lane / kHead == count / kHead)) write(lane, lane == 0 ? count : 0);

@@ -13,8 +13,8 @@ constexpr int kDownConsumers = 256, kDownProducers = 256, kDownSide = kTileK * 6
 constexpr int kDownHalves = 2;  // warpgroups that divide a stage's 64 of k
 constexpr int kDownStageBytes = 2 * kDownSide;
 
-// Besides the ring: what the CTAs of a cluster send each other; a CTA's share of the union; the bits of what fires, and how
-// many fire before each group.
+// Besides the ring: what the CTAs of a cluster send each other; a CTA's share of the union; the bits of what fires, and
+// how many fire before each group.
 template <int kSplits>
 struct DownSpace {
   // outputs that a CTA adds; the last CTAs have the remaining ones, or none
@@ -115,7 +115,8 @@ __device__ __forceinline__ void write_rows64_results(const Ffn& f, const Rows64M
 // sums to the CTAs whose outputs they are.
 template <typename T, int kSplits>
 __device__ __forceinline__ void consume_rows64_down(Stages& ring, const Ffn& f, const uint16_t* list, int size,
-                                                    typename DownSpace<kSplits>::Parts parts, int group, uint32_t rank) {
+                                                    typename DownSpace<kSplits>::Parts parts, int group,
+                                                    uint32_t rank) {
   constexpr int kShare = DownSpace<kSplits>::kShare;
   const int lane = threadIdx.x % 32;
   const int half = group, skip = half * (kTileK / kDownHalves) * 128;
@@ -138,24 +139,25 @@ __device__ __forceinline__ void consume_rows64_down(Stages& ring, const Ffn& f, 
     if (row >= f.rows) continue;
 #pragma unroll
     for (int j = 0; j < kDownOutputs / 8; ++j)
-      store_remote(remote_address(&parts[rank * kDownHalves + half][row][8 * j % kShare + 2 * (lane & 3)],
-                                  8 * j / kShare),
-                   d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
+      store_remote(
+          remote_address(&parts[rank * kDownHalves + half][row][8 * j % kShare + 2 * (lane & 3)], 8 * j / kShare),
+          d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
   }
 }
 
-// Adds what the cluster's warpgroups have sent once all have, in order, and writes this CTA's outputs, NaN in rows that are
-// not finite.
+// Adds what the cluster's warpgroups have sent once all have, in order, and writes this CTA's outputs, NaN in rows that
+// are not finite.
 template <typename T, int kSplits>
-__device__ __forceinline__ void write_rows64_outputs(const Ffn& f, typename DownSpace<kSplits>::Parts parts, const uint32_t* broken,
-                                                     int out0, uint32_t rank) {
+__device__ __forceinline__ void write_rows64_outputs(const Ffn& f, typename DownSpace<kSplits>::Parts parts,
+                                                     const uint32_t* broken, int out0, uint32_t rank) {
   constexpr int kShare = DownSpace<kSplits>::kShare, kPairs = kShare / 2, kAll = kDownConsumers + kDownProducers;
   constexpr int kEach = (kRows64Max * kPairs + kAll - 1) / kAll;  // pairs of outputs to a thread
   const T* bias = static_cast<const T*>(f.b_down);
   const auto each = [&](auto run) {  // run(pair, row, its place in a share, output)
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int at = threadIdx.x + i * kAll, row = at / kPairs, place = 2 * (at % kPairs), out = out0 + rank * kShare + place;
+      const int at = threadIdx.x + i * kAll, row = at / kPairs, place = 2 * (at % kPairs),
+                out = out0 + rank * kShare + place;
       if (row < f.rows && out < min(out0 + kDownOutputs, f.d_model)) run(i, row, place, out);
     }
   };

@@ -121,7 +121,8 @@ __device__ __forceinline__ void finish_rows64_up(const float (&d)[kGroupNeurons 
       for (int h = 0; h < 2; ++h) {
         if (c.row() + 8 * h >= f.rows) continue;
         uint32_t& value = s.gates[c.row() + 8 * h][column];
-        const float g = __uint_as_float(value), up = up_activated(d[4 * j + 2 * h + e] + b), out = g > 0.f ? g * up : 0.f;
+        const float g = __uint_as_float(value), up = up_activated(d[4 * j + 2 * h + e] + b),
+                    out = g > 0.f ? g * up : 0.f;
         if constexpr (kUpRelu) positive[h] += g > 0.f && up > 0.f;
         fine[h] = fine[h] && stays_finite<T>(fabsf(out));
         value = round_pair<T>(out, 0.f);
@@ -174,7 +175,8 @@ __device__ __forceinline__ void produce_rows64_up(unsigned char* base, Rows64Sha
   if (producer == 0)
     load_rows64<kTiles>(ring, x_map, up_map, all_weights, first, shape, f.d_model, shape.stages);
   else if (producer >= 32 && !all_weights)
-    gather_rows64<T, kTiles>(ring, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, f.d_model, shape.stages);
+    gather_rows64<T, kTiles>(ring, s.gathered, static_cast<const T*>(f.w_up), s.list, count, first, f.d_model,
+                             shape.stages);
 }
 
 // Computes the up product of the `count` listed neurons, and their hidden state. By the consumers.

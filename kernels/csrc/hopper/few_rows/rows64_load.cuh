@@ -27,8 +27,9 @@ __device__ __forceinline__ int rows64_stages(int d_model) {
   return (d_model + kTiles * kTileK - 1) / (kTiles * kTileK);
 }
 
-// Calls at(i, tile) for the i-th stage, which begins with that tile of k, once the stage is free. CTAs begin at different
-// k, so that they do not all request the same data at once; the up product with the last `kept` stages of the gate's.
+// Calls at(i, tile) for the i-th stage, which begins with that tile of k, once the stage is free. CTAs begin at
+// different k, so that they do not all request the same data at once; the up product with the last `kept` stages of the
+// gate's.
 template <int kTiles, typename At>
 __device__ __forceinline__ void each_stage(Stages& s, int d_model, int kept, At at) {
   const int stages = rows64_stages<kTiles>(d_model);
@@ -40,11 +41,12 @@ __device__ __forceinline__ void each_stage(Stages& s, int d_model, int kept, At 
   }
 }
 
-// Fills the stages by the copy engine with the rows, which the first `kept` stages have, and, if `all_weights`, with the
-// weights. By one thread.
+// Fills the stages by the copy engine with the rows, which the first `kept` stages have, and, if `all_weights`, with
+// the weights. By one thread.
 template <int kTiles>
 __device__ __forceinline__ void load_rows64(Stages& s, const CUtensorMap& x_map, const CUtensorMap& map,
-                                            bool all_weights, int first, const Rows64Shape& shape, int d_model, int kept) {
+                                            bool all_weights, int first, const Rows64Shape& shape, int d_model,
+                                            int kept) {
   const int step = shape.even ? kTiles : 1;
   each_stage<kTiles>(s, d_model, kept, [&](int stage, int tile) {
     uint64_t* full = &s.full[s.at];
@@ -86,8 +88,8 @@ __device__ __forceinline__ void gather_rows64(Stages& s, uint64_t* gathered, con
   });
 }
 
-// Where the gate's product begins in a ring of `stages`, of which it takes `all`: so that it ends with the last one, and the
-// up product, which begins with the first, finds the rows of the stages there.
+// Where the gate's product begins in a ring of `stages`, of which it takes `all`: so that it ends with the last one,
+// and the up product, which begins with the first, finds the rows of the stages there.
 __device__ __forceinline__ int rows64_begin(int all, int stages) { return (stages - all % stages) % stages; }
 
 // Prepares the barriers of `stages` stages, for the gate's product and the up product, and clears what consumers mark.
@@ -111,8 +113,9 @@ __device__ __forceinline__ void begin_rows64(Rows64Shared<kTiles>& s, int stages
 template <int kTiles>
 __device__ __forceinline__ Stages rows64_ring(unsigned char* base, Rows64Shared<kTiles>& s, const Rows64Shape& shape,
                                               int product, bool consumes, int begin) {
-  return Stages{base + (sizeof(s) + 1023) / 1024 * 1024,           s.full[product], s.empty[product], shape.stages,
-                kTiles * (kRows64WeightBytes + shape.row_bytes()), !consumes,       product == 0 ? begin : 0};
+  const int bytes = kTiles * (kRows64WeightBytes + shape.row_bytes()), at = product == 0 ? begin : 0;
+  base += (sizeof(s) + 1023) / 1024 * 1024;
+  return Stages{base, s.full[product], s.empty[product], shape.stages, bytes, !consumes, at};
 }
 
 }  // namespace twell::hopper

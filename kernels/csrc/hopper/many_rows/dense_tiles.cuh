@@ -19,8 +19,8 @@ using namespace twell::sm90;
 constexpr int kPairRows = 2 * kBlockRows;
 // Thresholds, in 128ths of the neurons, for the mean over rows. A window whose rows fire more stays in place though its
 // rows are somewhat uneven. A tile that fires more leaves dense though not all of it fires; this one is lower, as tiles
-// differ. One that fires less than the lowest may leave both dense and as words. A tile of which nearly all fires counts
-// for more in its window, since another order of rows gains nothing there, so one in fifteen may fire less.
+// differ. One that fires less than the lowest may leave both dense and as words. A tile of which nearly all fires
+// counts for more in its window, since another order of rows gains nothing there, so one in fifteen may fire less.
 constexpr int kHighNnzWindow = 14, kHighNnzTile = 11, kLowNnzTile = 4, kNearlyAll = 15;
 
 // Whether `fired` firings of this many rows and neurons exceed a threshold.
@@ -28,9 +28,9 @@ __host__ __device__ constexpr bool is_high_nnz(int share, uint64_t fired, uint64
   return 128 * fired >= share * rows * neurons;
 }
 
-// Whether a tile whose rows fire `fired` times, and `united` of its neurons, leaves both dense and as words: most of its
-// neurons fire, each seldom. Which of the two serves hangs on the window, as tiles of even inputs differ more in what
-// they fire than windows that gain from unions do from those that do not.
+// Whether a tile whose rows fire `fired` times, and `united` of its neurons, leaves both dense and as words: most of
+// its neurons fire, each seldom. Which of the two serves hangs on the window, as tiles of even inputs differ more in
+// what they fire than windows that gain from unions do from those that do not.
 __device__ __forceinline__ bool leaves_both(int united, uint64_t fired, int rows, int neurons) {
   return 50 * united >= 33 * neurons && !is_high_nnz(kLowNnzTile, fired, rows, neurons);
 }
@@ -44,13 +44,19 @@ __device__ __forceinline__ int counted_as(int united, int rows, int neurons) {
 // A tile is given as pair of blocks * tiles + tile.
 class DensePairs {
  public:
-  static __host__ __device__ __forceinline__ int windows(const Ffn& f) { return (f.blocks * kBlockRows + kWindow - 1) / kWindow; }
+  static __host__ __device__ __forceinline__ int windows(const Ffn& f) {
+    return (f.blocks * kBlockRows + kWindow - 1) / kWindow;
+  }
   static __host__ __device__ __forceinline__ int count(const Ffn& f) { return (f.blocks + 1) / 2 * f.tiles; }
   // of f.dense_tiles
   static __host__ __device__ __forceinline__ int words(const Ffn& f) { return 3 * windows(f) + 2 * count(f); }
 
   __device__ __forceinline__ explicit DensePairs(const Ffn& f)
-      : fired_(f.dense_tiles), listed_(fired_ + windows(f)), taken_(listed_ + windows(f)), rows_(taken_ + windows(f)), list_(rows_ + count(f)) {}
+      : fired_(f.dense_tiles),
+        listed_(fired_ + windows(f)),
+        taken_(listed_ + windows(f)),
+        rows_(taken_ + windows(f)),
+        list_(rows_ + count(f)) {}
 
   // Adds this many values to the window that has row m0.
   __device__ __forceinline__ void fire(int m0, int values) const { atomicAdd(fired_ + m0 / kWindow, values); }
@@ -58,7 +64,8 @@ class DensePairs {
   // Adds this many rows, which this thread has seen written, and the quiet ones among them. With many quiet rows the
   // window will hardly stay in place.
   __device__ __forceinline__ void add(const Ffn& f, int tile, int rows, int quiet) const {
-    const int all = min(kPairRows, f.rows - tile / f.tiles * kPairRows), window = tile / in_window(f), more = quiet << kQuietShift | rows;
+    const int all = min(kPairRows, f.rows - tile / f.tiles * kPairRows), window = tile / in_window(f),
+              more = quiet << kQuietShift | rows;
     const int now = add_in_order(rows_ + tile, more) + more;
     if (rows_of(now) != all || 8 * (now >> kQuietShift) > all) return;
     release_store(list_ + window * in_window(f) + atomicAdd(listed_ + window, 1), tile + 1);
@@ -67,8 +74,10 @@ class DensePairs {
   // engine's reads of it need a fence.
   __device__ __forceinline__ int take(const Ffn& f, int lane) const {
     static_assert(kDenseTileBlocks * kBlockRows / kWindow <= 32);  // a lane for each window
-    const int mine = min(lane, windows(f) - 1), left = __ldcg(listed_ + mine) - __ldcg(taken_ + mine), fired = __ldcg(fired_ + mine);
-    const bool some = lane == mine && left > 0 && is_high_nnz(kHighNnzWindow, fired, min(kWindow, f.rows - mine * kWindow), f.d_ff);
+    const int mine = min(lane, windows(f) - 1), left = __ldcg(listed_ + mine) - __ldcg(taken_ + mine),
+              fired = __ldcg(fired_ + mine);
+    const bool some =
+        lane == mine && left > 0 && is_high_nnz(kHighNnzWindow, fired, min(kWindow, f.rows - mine * kWindow), f.d_ff);
     for (uint32_t lists = __ballot_sync(~0u, some); lists; lists &= lists - 1) {
       const int window = __ffs(lists) - 1;
       int tile = -1;
@@ -89,9 +98,9 @@ class DensePairs {
     }
     return is_by_gate(word);
   }
-  // Whether the window is of high nnz and three of four of its tiles or more are listed. In order of nnz, all up products
-  // that clusters have made would be made again. With fewer dense tiles, other blocks gain more by it. Once it is so it
-  // stays so; after the gate it is final.
+  // Whether the window is of high nnz and three of four of its tiles or more are listed. In order of nnz, all up
+  // products that clusters have made would be made again. With fewer dense tiles, other blocks gain more by it. Once it
+  // is so it stays so; after the gate it is final.
   __device__ __forceinline__ bool mostly_dense(const Ffn& f, int window, int rows) const {
     return is_high_nnz(kHighNnzWindow, fired(window), rows, f.d_ff) &&
            4 * __ldcg(listed_ + window) >= 3 * ((rows + kPairRows - 1) / kPairRows * f.tiles);

@@ -83,16 +83,15 @@ __device__ __forceinline__ void announce_part(const Ffn& f, int at) {
   if (threadIdx.x % 32 == 0) release_store(f.part_ready + at * kPartWarps + threadIdx.x / 32, 1);
 }
 
-// Fetches a part that a share has left, once it is announced, through the ring: a quarter of every thread's sums for each
-// stage. By the producers.
+// Fetches a part that a share has left, once it is announced, through the ring: a quarter of every thread's sums for
+// each stage. By the producers.
 __device__ __forceinline__ void bring_part(const Ffn& f, Shared& s, Ring& ring, int at) {
   const int thread = threadIdx.x - kConsumers, warp = thread / 32, lane = thread % 32;
   const int* ready = f.part_ready + at * kPartWarps + lane;
   while (!__all_sync(~0u, lane >= kPartWarps || acquire_load(ready))) {
   }
   fence_async_proxy_global();  // others' writes before, the copy engine's reads after
-  const unsigned char* part =
-      reinterpret_cast<const unsigned char*>(f.parts) + static_cast<int64_t>(at) * kPartBytes;
+  const unsigned char* part = reinterpret_cast<const unsigned char*>(f.parts) + static_cast<int64_t>(at) * kPartBytes;
 #pragma unroll 1
   for (int quarter = 0; quarter < kPartQuarters; ++quarter, ring.next()) {
     wait_as_warp(&s.empty[ring.stage], ring.phase);
@@ -126,8 +125,8 @@ __device__ __forceinline__ void add_part(float (&d)[128], Shared& s, Ring& ring,
   }
 }
 
-// Fills the ring with a task's steps if it takes every neuron, from `turned` steps further on and round. shared: for two CTAs
-// that take the same outputs, half of the weights for both. By a warp.
+// Fills the ring with a task's steps if it takes every neuron, from `turned` steps further on and round. shared: for
+// two CTAs that take the same outputs, half of the weights for both. By a warp.
 __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& f, Shared& s, Ring ring,
                                            const DownPiece& task, int turned, bool shared, int lane) {
   constexpr int kColumns = 64;  // of a box of W
@@ -146,7 +145,8 @@ __device__ __forceinline__ void load_steps(const CUtensorMap& w_map, const Ffn& 
         if (!shared)
           tma_load_2d(s.b[ring.stage] + n * (kTileK * 2), &w_map, full, task.n0 + n, step * kTileK);
         else if (n < kTileN / kDownCluster)
-          tma_load_2d_multicast(s.b[ring.stage] + (half + n) * (kTileK * 2), &w_map, full, task.n0 + half + n, step * kTileK, (1 << kDownCluster) - 1);
+          tma_load_2d_multicast(s.b[ring.stage] + (half + n) * (kTileK * 2), &w_map, full, task.n0 + half + n,
+                                step * kTileK, (1 << kDownCluster) - 1);
     }
   }
 }
@@ -161,7 +161,9 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
   int turned = 0;  // a whole task after a first piece begins where that has ended, so that CTAs stay at the same steps
   each_down_piece(f, shares, place, [&](const DownPiece& task) {
     if (task.size() == f.d_ff) {  // the copy engine fetches all of it; one warp issues the copies
-      if (warp == 0) load_steps(w_map, f, s, ring.of_warp(), task, task.is_whole() ? turned : 0, shares.paired() && !shares.apart(task.block), lane);
+      if (warp == 0)
+        load_steps(w_map, f, s, ring.of_warp(), task, task.is_whole() ? turned : 0,
+                   shares.paired() && !shares.apart(task.block), lane);
       if (task.left_to_other()) turned = task.end;
       ring.skip(task.end - task.first);
       named_sync<kProducers>(kProducerBarrier);  // no thread waits for a stage that was freed once before
@@ -198,7 +200,8 @@ __device__ __forceinline__ void produce_down(const CUtensorMap& w_map, const Ffn
 // Adds what the call adds to a warp's 16 rows of a task, which lie in `out`, a chunk of 16 bytes of each row to a lane.
 // place(row, chunk): where
 template <typename T, typename Place>
-__device__ __forceinline__ void add_to_staged(unsigned char* out, const Ffn& f, const DownPiece& task, int lane, Place place) {
+__device__ __forceinline__ void add_to_staged(unsigned char* out, const Ffn& f, const DownPiece& task, int lane,
+                                              Place place) {
   static_assert(kTileN == 8 * 32);
   constexpr int kAtOnce = 8;  // rows
   const int column = task.n0 + 8 * lane;
@@ -294,7 +297,8 @@ __device__ __forceinline__ void consume_down(const CUtensorMap& y_map, const Ffn
         row_finite[h] = row >= f.rows || f.finite[row];
       }
       if (f.added != nullptr && c.lane < kOutRows && task.looked_up < f.rows)
-        prefetch_bulk(static_cast<const T*>(f.added) + static_cast<int64_t>(task.looked_up) * f.d_model + task.n0, min(kTileN, f.d_model - task.n0) * 2);
+        prefetch_bulk(static_cast<const T*>(f.added) + static_cast<int64_t>(task.looked_up) * f.d_model + task.n0,
+                      min(kTileN, f.d_model - task.n0) * 2);
     };
     if (task.end == task.first) read_ahead();
     if (shares.paired())

@@ -14,9 +14,10 @@
 // continues about where the first piece has ended. CTAs then read the same steps of weights and hidden state at the
 // same time.
 //
-// If all blocks run dense, a cluster of two CTAs takes two blocks for the same outputs, each CTA a block, and each fetches half of the
-// weights for both: without that they wait for the L2. All of the above then goes by pairs of blocks and clusters. Of an odd number of blocks
-// the last has no other: its tasks come last, and in each the cluster's CTAs take outputs of their own.
+// If all blocks run dense, a cluster of two CTAs takes two blocks for the same outputs, each CTA a block, and each
+// fetches half of the weights for both: without that they wait for the L2. All of the above then goes by pairs of
+// blocks and clusters. Of an odd number of blocks the last has no other: its tasks come last, and in each the cluster's
+// CTAs take outputs of their own.
 //
 // Example: three CTAs; three blocks with one task each (d_model 256), whose unions take 10, 6 and 26 steps. Each task
 // counts kTaskSteps more: 14, 10 and 30 are 54 in all, and an equal share is 18.
@@ -38,10 +39,10 @@ namespace twell::hopper {
 
 // up to this many blocks, equal shares; with more, consecutive blocks should meet in the L2
 constexpr int kShareBlocks = 256;
-constexpr int kDownCluster = 2;    // CTAs
-constexpr int kTaskSteps = 4;      // what a task takes besides its steps, in steps
-constexpr int kCutSteps = 8;       // what a cut takes, in steps: sums that are left and fetched
-constexpr int kLeastSteps = 4;     // fewest steps on either side of a cut
+constexpr int kDownCluster = 2;  // CTAs
+constexpr int kTaskSteps = 4;    // what a task takes besides its steps, in steps
+constexpr int kCutSteps = 8;     // what a cut takes, in steps: sums that are left and fetched
+constexpr int kLeastSteps = 4;   // fewest steps on either side of a cut
 
 // How many tasks a block has.
 __host__ __device__ __forceinline__ int down_tasks(const Ffn& f) { return (f.d_model + kTileN - 1) / kTileN; }
@@ -108,7 +109,8 @@ class Shares {
     cut_ = __syncthreads_or(uneven && lane < 31 && share < ctas());
   }
 
-  // Whether the CTAs of a cluster take tasks together. It counts as one of the CTAs then, and a block below is a pair of them.
+  // Whether the CTAs of a cluster take tasks together. It counts as one of the CTAs then, and a block below is a pair
+  // of them.
   __device__ __forceinline__ bool paired() const { return paired_; }
   __device__ __forceinline__ int ctas() const { return paired_ ? gridDim.x / kDownCluster : gridDim.x; }
   __device__ __forceinline__ int cta() const { return paired_ ? blockIdx.x / kDownCluster : blockIdx.x; }
@@ -136,8 +138,10 @@ class Shares {
     } else {
       // The tasks in turns have left `first`, the first block, with the outputs from outputs_done on, and all blocks
       // after it. With none in turns, no division finds that.
-      const int first = rounds_ > 0 ? in_turns_tasks / outputs_ : 0, outputs_done = in_turns_tasks - first * outputs_, blocks = blocks_ - first, task_after_first = task - outputs_done * (blocks - 1);
-      piece = task_after_first < 0 ? Piece{first + 1 + task % (blocks - 1), task / (blocks - 1)} : Piece{first + task_after_first % blocks, outputs_done + task_after_first / blocks};
+      const int first = rounds_ > 0 ? in_turns_tasks / outputs_ : 0, outputs_done = in_turns_tasks - first * outputs_,
+                blocks = blocks_ - first, task_after_first = task - outputs_done * (blocks - 1);
+      piece = task_after_first < 0 ? Piece{first + 1 + task % (blocks - 1), task / (blocks - 1)}
+                                   : Piece{first + task_after_first % blocks, outputs_done + task_after_first / blocks};
       piece.block = block_of(piece.block);
     }
     if (i == rounds_) piece.without = from().step;
@@ -145,9 +149,13 @@ class Shares {
     return piece;
   }
   // As in f.union_sizes, but without a read of memory if it is known.
-  __device__ __forceinline__ int signed_size(const Ffn& f, int block) const { return in_turns() ? f.union_sizes[block] : m_.sizes[block]; }
+  __device__ __forceinline__ int signed_size(const Ffn& f, int block) const {
+    return in_turns() ? f.union_sizes[block] : m_.sizes[block];
+  }
   // Whether the block is known to take every neuron, without a read of memory.
-  __device__ __forceinline__ bool known_dense(const Ffn& f, int block) const { return !in_turns() && abs(m_.sizes[block]) == f.d_ff; }
+  __device__ __forceinline__ bool known_dense(const Ffn& f, int block) const {
+    return !in_turns() && abs(m_.sizes[block]) == f.d_ff;
+  }
   // Calls add(part) for the part of every other share that has steps of this CTA's last task.
   template <typename Add>
   __device__ __forceinline__ void each_further(Add add) const {
@@ -187,7 +195,8 @@ class Shares {
       int block = 0;
       for (int jump = kShareBlocks / 2; jump > 0; jump /= 2)
         if (block + jump < blocks_ && m_.before[block + jump] <= rest) block += jump;
-      task = outputs * blocks_ + block, into = rest - m_.before[block], length = m_.before[block + 1] - m_.before[block];
+      task = outputs * blocks_ + block, into = rest - m_.before[block],
+      length = m_.before[block + 1] - m_.before[block];
     }
     const int steps = length - kTaskSteps, next = 2 * into > steps;
     const bool cuts = into >= kLeastSteps && into <= steps - kLeastSteps;
@@ -198,7 +207,7 @@ class Shares {
 
   SharesMemory& m_;
   int blocks_, outputs_, tasks_, cut_ = 0;
-  int rounds_ = 0;    // of whole tasks, before what is shared
+  int rounds_ = 0;  // of whole tasks, before what is shared
   bool paired_ = false;
 };
 

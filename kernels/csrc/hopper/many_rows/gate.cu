@@ -28,8 +28,8 @@ void launch_gate<TWELL_T>(const Ffn& f, cudaStream_t stream) {
   const auto spill = tensor_map<TWELL_T>(f.spill, f.rows, f.tiles * kTile, kTileM / 2, false);
   const int pairs = DensePairs::count(f);
   launch_clear(f.row_sums, f.rows + 1 + (f.dense_tiles != nullptr ? DensePairs::words(f) : 0), stream);
-  launch_overlapping(gate<TWELL_T>, 2 * std::min(multiprocessors() / 2, 2 * pairs), kThreads, kSharedBytes, 2, stream, x, half_x, w, up,
-                     spill, f);
+  launch_overlapping(gate<TWELL_T>, 2 * std::min(multiprocessors() / 2, 2 * pairs), kThreads, kSharedBytes, 2, stream,
+                     x, half_x, w, up, spill, f);
 }
 
 }  // namespace twell::hopper

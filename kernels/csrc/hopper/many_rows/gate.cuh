@@ -93,8 +93,8 @@ __device__ __forceinline__ void pack_gate(const Ffn& f, Shared& s, GateMemory& m
 // gate's values into the staging tile, and it writes the hidden state from there. drained: the phase in which the
 // packing warps have left the staging tile; fetched: the phase in which the gate's values have arrived.
 //
-// The gate's values come from memory, and weights for the ring come after them. So the warps fetch their parts one after
-// the other, into the L2 at first, and late enough that the gate's last tile is packed.
+// The gate's values come from memory, and weights for the ring come after them. So the warps fetch their parts one
+// after the other, into the L2 at first, and late enough that the gate's last tile is packed.
 template <typename T>
 __device__ __forceinline__ void consume_dense_tile(float (&d)[128], Ring& ring, const CUtensorMap& spill_map,
                                                    const Ffn& f, Shared& s, GateMemory& m, const DenseTask& task,
@@ -121,9 +121,12 @@ __device__ __forceinline__ void consume_dense_tile(float (&d)[128], Ring& ring, 
     const int neuron = task.tile * kTileN + column;
     return neuron < f.d_ff ? static_cast<float>(biases[neuron]) : 0.f;
   };
-  finish_up<T, kTileN / kPanelColumns>(d, s, c, biases != nullptr, bias, [&](int row) {
-    if (m0 + row < f.rows) atomicOr(f.row_sums + m0 + row, kNonfiniteUp);
-  }, [](int) -> int* { return nullptr; });
+  finish_up<T, kTileN / kPanelColumns>(
+      d, s, c, biases != nullptr, bias,
+      [&](int row) {
+        if (m0 + row < f.rows) atomicOr(f.row_sums + m0 + row, kNonfiniteUp);
+      },
+      [](int) -> int* { return nullptr; });
   fence_async_proxy();
   c.sync();
   if (c.lane == 0 && task.block < f.blocks && panel < f.panels)

@@ -34,7 +34,8 @@ struct GateTasks {
   // This cluster takes one task in `clusters`, from `first` to `last`; none if last < first.
   int clusters, first, last, dense, total;
   PairTiles order;
-  __device__ __forceinline__ explicit GateTasks(const Ffn& f) : clusters(gridDim.x / 2), first(blockIdx.x / 2), order(f, f.tiles) {
+  __device__ __forceinline__ explicit GateTasks(const Ffn& f)
+      : clusters(gridDim.x / 2), first(blockIdx.x / 2), order(f, f.tiles) {
     const int planned = order.count(), left = planned % clusters;
     dense = 2 * left <= clusters ? planned - left : planned;
     total = dense + 2 * (planned - dense);
@@ -105,8 +106,8 @@ __device__ __forceinline__ void stage_gate(float (&d)[128], Shared& s, const Ffn
       pairs[i] = round_activated<T>(d[4 * j + 2 * i], d[4 * j + 2 * i + 1]);
       if constexpr (kRelu2) broken_squares[i % 2] = break_pair<T>(broken_squares[i % 2], pairs[i]);
     }
-    store_matrices(staged_chunk(s.staging, row, c.column0 / 8 + j % 8 + corner.chunk) + j / 8 * 128, pairs[0], pairs[1], pairs[2],
-                   pairs[3]);
+    store_matrices(staged_chunk(s.staging, row, c.column0 / 8 + j % 8 + corner.chunk) + j / 8 * 128, pairs[0], pairs[1],
+                   pairs[2], pairs[3]);
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h)
@@ -274,8 +275,9 @@ __device__ __forceinline__ void pack_tile(unsigned char* staging, PackShared& s,
     const uint32_t other = __shfl_xor_sync(~0u, mine, kPackRows), count = mine + other;
     const bool leaves = dense || count > kSlots;
     const bool counts = f.dense_tiles != nullptr && (dense || both) && half == 0 && row < rows;
-    counted += __popc(__ballot_sync(~0u, counts)),
-        low_nnz += __popc(__ballot_sync(~0u, counts && (several ? 4 * static_cast<int>(count) * tall < values : count == 0)));
+    counted += __popc(__ballot_sync(~0u, counts));
+    low_nnz +=
+        __popc(__ballot_sync(~0u, counts && (several ? 4 * static_cast<int>(count) * tall < values : count == 0)));
     if (half == 0 && row < rows && count > 0) atomicAdd(f.row_sums + m0 + row, count);
     __syncwarp();  // slots are written where the bits are
     if (!leaves) pack_half_row(staging, line + 1 + (half ? other : 0), row, 128 * half, mask, mine);

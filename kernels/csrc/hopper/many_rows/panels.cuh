@@ -10,7 +10,7 @@ constexpr int kPlanWarps = kPlanThreads / 32;
 // panels at a time; they have as many columns as a tile
 constexpr int kGroup = 4, kGroupColumns = kGroup * kPanelColumns;
 static_assert(kGroupColumns == kTile);
-constexpr int kOffsetTiles = 8;  // tiles whose columns' offsets are computed at once
+constexpr int kOffsetTiles = 8;                             // tiles whose columns' offsets are computed at once
 constexpr int kHighNnzReaders = kPlanThreads / kBlockRows;  // threads for each row, in blocks of high nnz
 constexpr uint16_t kNoOffset = 0xffff;  // in place of an offset: the group does not have that neuron
 
@@ -26,7 +26,8 @@ __device__ __forceinline__ void put(unsigned char* panels, int row, uint32_t col
 }
 // Writes eight neighbouring values; `offsets` has their columns' offsets, two in a word.
 __device__ __forceinline__ void put_eight(unsigned char* panels, int row, const uint4& column_offsets, const uint4& v) {
-  const uint32_t offset[4] = {column_offsets.x, column_offsets.y, column_offsets.z, column_offsets.w}, pair[4] = {v.x, v.y, v.z, v.w};
+  const uint32_t offset[4] = {column_offsets.x, column_offsets.y, column_offsets.z, column_offsets.w},
+                 pair[4] = {v.x, v.y, v.z, v.w};
   const uint32_t first = offset[0] & 0xffff, last = offset[3] >> 16;
   if (first % 16 == 0 && last == first + 14) {  // a chunk
     *reinterpret_cast<uint4*>(panels + (first ^ offset_of_row(row))) = v;
@@ -51,13 +52,31 @@ struct Union {
   }
 };
 
+// Offsets in the group's panels of the values of eight neurons from `neuron` on, two in a word; kNoOffset: not in this
+// group.
+__device__ __forceinline__ uint4 offsets_of_eight(const Union& u, int neuron, int first) {
+  const uint32_t in_union = u.all ? ~0u : u.bits[neuron >> 5] >> (neuron & 24);
+  uint32_t pairs[4] = {};
+  int at = u.rank_of(neuron) - first;
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    const bool has = in_union >> e & 1;
+    pairs[e / 2] |= (has && static_cast<unsigned>(at) < kGroupColumns ? offset_of_column(at) : kNoOffset)
+                    << 16 * (e % 2);
+    at += has;
+  }
+  return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
 // How the threads of a plan read the words of the block's finite rows.
 struct BlockRows {
   const Ffn& f;
   const int* order;  // [128], of the block; -1: no row, or none that is finite
   int warp, lane;
 
-  __device__ __forceinline__ int64_t at(int row, int tile) const { return static_cast<int64_t>(order[row]) * f.tiles + tile; }
+  __device__ __forceinline__ int64_t at(int row, int tile) const {
+    return static_cast<int64_t>(order[row]) * f.tiles + tile;
+  }
 
   // A tile's first word, or -1 if there is no row or it is not finite.
   __device__ __forceinline__ int first_word(int row, int tile) const {
@@ -78,7 +97,8 @@ struct BlockRows {
   template <int kReaders, typename One>
   __device__ __forceinline__ void each_slot(int row, int tile, int count, int reader, One one) const {
     for (int first = reader * kHead; first <= count && count > 0; first += kReaders * kHead) {
-      const uint32_t* words = first == 0 ? f.heads + at(row, tile) * kHead : f.tails + at(row, tile) * kTail + first - kHead;
+      const uint32_t* words =
+          first == 0 ? f.heads + at(row, tile) * kHead : f.tails + at(row, tile) * kTail + first - kHead;
       const uint4 low = reinterpret_cast<const uint4*>(words)[0], high = reinterpret_cast<const uint4*>(words)[1];
       const uint32_t word[kHead] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
@@ -93,8 +113,8 @@ struct BlockRows {
   // kOffsetTiles tiles. A warp takes some rows of one tile, then of the next, so that all warps have rows past their
   // slots.
   template <typename Find>
-  __device__ __forceinline__ void put_tiles(unsigned char* panels, const uint16_t* column_offsets, const int* ends, bool in_words, bool spilled,
-                                            Find find_offsets) const {
+  __device__ __forceinline__ void put_tiles(unsigned char* panels, const uint16_t* column_offsets, const int* ends,
+                                            bool in_words, bool spilled, Find find_offsets) const {
     constexpr int kAhead = 2;  // loads in flight
     const int row = threadIdx.x / kHighNnzReaders, reader = threadIdx.x % kHighNnzReaders;
     int next = first_word(row, ends[0]);
@@ -105,7 +125,8 @@ struct BlockRows {
       if (tile < ends[1]) next = first_word(row, tile + 1);
       const uint16_t* of_tile = column_offsets + at * kTile;
       if (in_words && word <= kSlots)
-        each_slot<kHighNnzReaders>(row, tile, word, reader, [&](int column, uint16_t value) { put(panels, row, of_tile[column], value); });
+        each_slot<kHighNnzReaders>(row, tile, word, reader,
+                                   [&](int column, uint16_t value) { put(panels, row, of_tile[column], value); });
       const uint4 eight = reinterpret_cast<const uint4*>(of_tile)[lane];  // this lane's columns
       const bool needs_task = (eight.x & eight.y & eight.z & eight.w) != ~0u;
       const uint4* values = static_cast<const uint4*>(f.spill) + tile * (kTile / 8);
@@ -119,7 +140,8 @@ struct BlockRows {
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
           if (over)
-            if (const int r = order[next_row(over)]; needs_task) v[i] = values[int64_t{r} * (f.tiles * (kTile / 8)) + (lane ^ (r & 7))];
+            if (const int r = order[next_row(over)]; needs_task)
+              v[i] = values[int64_t{r} * (f.tiles * (kTile / 8)) + (lane ^ (r & 7))];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
           if (now)

@@ -27,22 +27,22 @@ inline int plan_shared_bytes(int tiles) { return kGroup * kPanelBytes + tiles * 
 
 // What a CTA shares besides the panels and the bits of the union.
 struct PlanShared {
-  int values, size;                    // how many values the block's rows fire; the union's size
+  int values, size;     // how many values the block's rows fire; the union's size
   bool stays_in_spill;  // the union is every neuron, and `up` reads the gate values where the gate has written them
-  int warp_union_sizes[kPlanWarps];    // for rows in place: how many neurons of the union each warp has counted
+  int warp_union_sizes[kPlanWarps];  // for rows in place: how many neurons of the union each warp has counted
   // for rows in place, a bit for each of at most 256 tiles: the gate has not written it dense
   uint32_t sparse_tiles[8];
-  uint32_t up_done_tiles[8];           // likewise: the gate's kernel computes its up product
-  int order[kBlockRows];               // the block's rows; -1: no row, or none that is finite
-  int ends[2];                         // the first and the last tile that have neurons of a group
+  uint32_t up_done_tiles[8];  // likewise: the gate's kernel computes its up product
+  int order[kBlockRows];      // the block's rows; -1: no row, or none that is finite
+  int ends[2];                // the first and the last tile that have neurons of a group
   __align__(16) uint16_t column_offsets[kOffsetTiles * kTile];
 };
 
 // The block that a CTA plans, and its panels: groups split, split + splits, …
 struct PlanWork {
-  int block, m0, rows;      // m0: the first row, if rows stay in place; rows: how many of 128 exist
-  int split, splits;        // splits: CTAs of this block that have panels
-  bool consecutive = false; // whether rows stay in place
+  int block, m0, rows;       // m0: the first row, if rows stay in place; rows: how many of 128 exist
+  int split, splits;         // splits: CTAs of this block that have panels
+  bool consecutive = false;  // whether rows stay in place
   // CTAs that write the list, of which the last one writes size and tasks. Where values stay, the first one writes all:
   // it may be done before others begin, or they before it.
   __device__ __forceinline__ int writers(bool stays_in_spill) const { return stays_in_spill ? 1 : splits; }
@@ -79,7 +79,8 @@ __device__ __forceinline__ void unite_in_place(const Ffn& f, PlanShared& s, cons
     const int of_pair = work.m0 / kPairRows * f.tiles + tile;
     const bool up_done = f.dense_tiles != nullptr && DensePairs(f).taken(of_pair);
     // other rows have the flag too: nearly all of the tile fires, so the union takes all of it
-    const bool dense = head & kDenseTile || (f.dense_tiles != nullptr && DensePairs(f).is_written(f, of_pair) && is_mostly_dense(f, work.m0));
+    const bool dense = head & kDenseTile || (f.dense_tiles != nullptr && DensePairs(f).is_written(f, of_pair) &&
+                                             is_mostly_dense(f, work.m0));
     const uint32_t word = dense ? inside : fired & inside;
     u.bits[w] = word, mine += __popc(word);
     if (!dense && w % (kTile / 32) == 0) atomicOr(&s.sparse_tiles[tile >> 5], 1u << (tile & 31));
@@ -122,7 +123,8 @@ __device__ __forceinline__ void unite_masks(const Ffn& f, const PlanShared& s, c
 #pragma unroll
     for (int i = 0; i < kBlockRows / kPlanWarps; ++i) {
       const int row = s.order[warp + i * kPlanWarps];
-      const uint4 v = row < 0 ? uint4{} : reinterpret_cast<const uint4*>(f.masks)[static_cast<int64_t>(row) * quads + quad];
+      const uint4 v =
+          row < 0 ? uint4{} : reinterpret_cast<const uint4*>(f.masks)[static_cast<int64_t>(row) * quads + quad];
       any[0] |= v.x, any[1] |= v.y, any[2] |= v.z, any[3] |= v.w;
     }
 #pragma unroll
@@ -133,7 +135,8 @@ __device__ __forceinline__ void unite_masks(const Ffn& f, const PlanShared& s, c
 }
 
 // Step 4: the union's size, and every neuron's rank, unless all neurons are taken. By all threads.
-__device__ __forceinline__ void size_union(const Ffn& f, PlanShared& s, const PlanWork& work, const Window& window, Union& u) {
+__device__ __forceinline__ void size_union(const Ffn& f, PlanShared& s, const PlanWork& work, const Window& window,
+                                           Union& u) {
   const int thread = threadIdx.x, lane = thread % 32;
   const auto runs_dense = [&](int neurons, int fired) {
     return nearly_all(neurons, f.d_ff) || 2ll * fired >= static_cast<int64_t>(work.rows) * f.d_ff;
@@ -164,7 +167,8 @@ __device__ __forceinline__ void write_list(const Ffn& f, const PlanShared& s, co
   const int thread = threadIdx.x, filled = max(u.panels(), 1) * kPanelColumns;
   if (u.all) {
     const int shares = work.writers(s.stays_in_spill);
-    for (int i = work.split * kPlanThreads + thread; i < filled && work.split < shares; i += shares * kPlanThreads) list[i] = i < f.d_ff ? i : 0;
+    for (int i = work.split * kPlanThreads + thread; i < filled && work.split < shares; i += shares * kPlanThreads)
+      list[i] = i < f.d_ff ? i : 0;
   } else if (work.split == work.splits - 1) {  // the CTA with the fewest panels
 #pragma unroll 1
     for (int neuron = thread; neuron < f.d_ff; neuron += kPlanThreads)
@@ -174,7 +178,8 @@ __device__ __forceinline__ void write_list(const Ffn& f, const PlanShared& s, co
 }
 
 // Step 6: the block's tasks for the up product, without those that the gate's kernel has done. By one thread.
-__device__ __forceinline__ void write_tasks(const Ffn& f, const PlanShared& s, const PlanWork& work, const Union& u, int processors) {
+__device__ __forceinline__ void write_tasks(const Ffn& f, const PlanShared& s, const PlanWork& work, const Union& u,
+                                            int processors) {
   const int panels = u.panels();
   int chunk = kGroup;  // panels of a task: fewer if there would be too few tasks for the processors
   while (chunk > 1 && f.blocks * ((panels + chunk - 1) / chunk) < processors) chunk /= 2;
@@ -191,8 +196,8 @@ __device__ __forceinline__ void write_tasks(const Ffn& f, const PlanShared& s, c
       *task++ = make_int2(work.block, 32 * panel + 16 * u.all + 8 * work.consecutive + min(chunk, panels - panel));
 }
 
-// All steps for a block that is settled: rows stay in place, and values in `spill`. Up products that the gate's kernel has
-// not taken by now are left to `up`. Whether a row is finite is known once that kernel has ended.
+// All steps for a block that is settled: rows stay in place, and values in `spill`. Up products that the gate's kernel
+// has not taken by now are left to `up`. Whether a row is finite is known once that kernel has ended.
 __device__ __forceinline__ void plan_settled(const Ffn& f, PlanShared& s, const PlanWork& work, int processors) {
   const Union u{nullptr, nullptr, 0, s.size, true};
   const int thread = threadIdx.x, row = work.m0 + thread;
@@ -225,29 +230,15 @@ __device__ __forceinline__ void find_ends(const Ffn& f, PlanShared& s, const Uni
   if (lane == 0) s.ends[0] = low, s.ends[1] = high;
 }
 
-// Offsets in the group's panels of the values of eight neurons from `neuron` on, two in a word; kNoOffset: not in this
-// group.
-__device__ __forceinline__ uint4 offsets_of_eight(const Union& u, int neuron, int first) {
-  const uint32_t in_union = u.all ? ~0u : u.bits[neuron >> 5] >> (neuron & 24);
-  uint32_t pairs[4] = {};
-  int at = u.rank_of(neuron) - first;
-#pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    const bool has = in_union >> e & 1;
-    pairs[e / 2] |= (has && static_cast<unsigned>(at) < kGroupColumns ? offset_of_column(at) : kNoOffset) << 16 * (e % 2);
-    at += has;
-  }
-  return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-}
-
 // Step 7, for each group of four panels: its rows' values to `panels`. By all threads.
-__device__ __forceinline__ void fill_panels(const Ffn& f, PlanShared& s, const PlanWork& work, const Union& u, const BlockRows& rows,
-                                            unsigned char* panels, int group) {
+__device__ __forceinline__ void fill_panels(const Ffn& f, PlanShared& s, const PlanWork& work, const Union& u,
+                                            const BlockRows& rows, unsigned char* panels, int group) {
   const int thread = threadIdx.x, first = group * kGroupColumns;  // a rank
   if (rows.warp == 0) find_ends(f, s, u, group, first);
   if (thread < kBlockRows) bulk_wait_read<0>();
   __syncthreads();
-  for (int i = thread; i < kGroup * kPanelBytes / 16; i += kPlanThreads) reinterpret_cast<uint4*>(panels)[i] = make_uint4(0, 0, 0, 0);
+  for (int i = thread; i < kGroup * kPanelBytes / 16; i += kPlanThreads)
+    reinterpret_cast<uint4*>(panels)[i] = make_uint4(0, 0, 0, 0);
   const bool high_nnz = s.stays_in_spill || s.values > work.rows * f.tiles * (kSlots / 3);
   bool spilled = false;
   if (!high_nnz) {
@@ -274,8 +265,8 @@ __device__ __forceinline__ void fill_panels(const Ffn& f, PlanShared& s, const P
 
 // Step 8: the panels leave for `hidden`; or, if values stay in `spill`, the rows that were words become rows of it.
 template <typename T>
-__device__ __forceinline__ void store_panels(const Ffn& f, const PlanShared& s, const PlanWork& work, const Union& u, const BlockRows& rows, unsigned char* panels,
-                                             int group) {
+__device__ __forceinline__ void store_panels(const Ffn& f, const PlanShared& s, const PlanWork& work, const Union& u,
+                                             const BlockRows& rows, unsigned char* panels, int group) {
   const int thread = threadIdx.x;
   if (s.stays_in_spill) {
     if (const int word = thread < kBlockRows ? rows.first_word(thread, group) : -1; word >= 0 && word <= kSlots)
@@ -283,14 +274,16 @@ __device__ __forceinline__ void store_panels(const Ffn& f, const PlanShared& s, 
         bulk_store(static_cast<T*>(f.spill) + rows.at(thread, group) * kTile + panel * kPanelColumns,
                    panels + panel * kPanelBytes + thread * (kPanelColumns * 2), kPanelColumns * 2);
   } else if (thread == 0) {
-    bulk_store(hidden_panel(f, work.block, group * kGroup), panels, min(kGroup, u.panels() - group * kGroup) * kPanelBytes);
+    bulk_store(hidden_panel(f, work.block, group * kGroup), panels,
+               min(kGroup, u.panels() - group * kGroup) * kPanelBytes);
   }
   bulk_commit();
 }
 
-// Plans the CTA's block if it is settled; returns whether it is. In the kernel's own code this would cost the rest of the
-// plan registers that it does not have.
-inline __device__ __noinline__ bool plan_if_settled(const Ffn& f, PlanShared& s, int windows, int high_nnz_splits, int splits, int processors) {
+// Plans the CTA's block if it is settled; returns whether it is. In the kernel's own code this would cost the rest of
+// the plan registers that it does not have.
+inline __device__ __noinline__ bool plan_if_settled(const Ffn& f, PlanShared& s, int windows, int high_nnz_splits,
+                                                    int splits, int processors) {
   PlanWork work(f, windows, high_nnz_splits, splits);
   if (!is_settled(f, work.m0)) return false;
   work.consecutive = true;
@@ -300,7 +293,8 @@ inline __device__ __noinline__ bool plan_if_settled(const Ffn& f, PlanShared& s,
 
 // Shared memory: four panels [128 rows][64], in whose place a Window is first; then the union's bits and `before`.
 template <typename T>
-__global__ void __launch_bounds__(kPlanThreads, kPlanCtas) plan(const __grid_constant__ Ffn f, int windows, int high_nnz_splits, int splits, int processors) {
+__global__ void __launch_bounds__(kPlanThreads, kPlanCtas)
+    plan(const __grid_constant__ Ffn f, int windows, int high_nnz_splits, int splits, int processors) {
   extern __shared__ __align__(128) unsigned char panels[];
   __shared__ PlanShared s;
   const int thread = threadIdx.x, words = f.tiles * (kTile / 32);

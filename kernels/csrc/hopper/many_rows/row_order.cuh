@@ -27,21 +27,25 @@ struct Window {
   __align__(16) uint32_t block[kBlockRows], taken[kBlockRows];
   // of 32 rows' nnz; of its square's low halves, and of the high ones
   uint32_t sums[kWindow / 32], squares[2][kWindow / 32];
-  uint32_t broken[kWindow / 32];  // a bit a row that is not finite
+  uint32_t broken[kWindow / 32];        // a bit a row that is not finite
   uint32_t nonfinite_up[kWindow / 32];  // likewise, by up products alone: the order does not depend on it
-  uint32_t bounds[2];             // the block's first key and its last
-  int ranks[2];                   // how many keys that begin with the same digits precede them
-  uint32_t digits[2][kDigits];    // how many such keys follow with each next digit
-  int many;                       // of `taken`
-  bool dense;                     // of high nnz, and most of its tiles are dense
+  uint32_t bounds[2];                   // the block's first key and its last
+  int ranks[2];                         // how many keys that begin with the same digits precede them
+  uint32_t digits[2][kDigits];          // how many such keys follow with each next digit
+  int many;                             // of `taken`
+  bool dense;                           // of high nnz, and most of its tiles are dense
 
   static __device__ __forceinline__ uint32_t key(const Ffn& f, int row, bool there, uint32_t nnz) {
     return (there ? f.d_ff - nnz : f.d_ff + 1) << kRowBits | row;
   }
   static __device__ __forceinline__ int row_of(uint32_t key) { return key & (kWindow - 1); }
-  static __device__ __forceinline__ int nnz_of(const Ffn& f, uint32_t key) { return f.d_ff - static_cast<int>(key >> kRowBits); }
+  static __device__ __forceinline__ int nnz_of(const Ffn& f, uint32_t key) {
+    return f.d_ff - static_cast<int>(key >> kRowBits);
+  }
   __device__ __forceinline__ bool finite(uint32_t key) const { return !(broken[row_of(key) / 32] >> (key & 31) & 1); }
-  __device__ __forceinline__ bool finite_up(uint32_t key) const { return !(nonfinite_up[row_of(key) / 32] >> (key & 31) & 1); }
+  __device__ __forceinline__ bool finite_up(uint32_t key) const {
+    return !(nonfinite_up[row_of(key) / 32] >> (key & 31) & 1);
+  }
 };
 
 // Determines w.bounds, the keys that have w.ranks keys before them, by all threads: one digit after the other, among
@@ -82,7 +86,8 @@ template <typename Meanwhile>
 __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, Meanwhile meanwhile) {
   constexpr int kEach = kWindow / kPlanThreads;  // rows for each thread
   const int t = threadIdx.x, lane = t % 32;
-  const int m0 = block * kBlockRows / kWindow * kWindow, first = block * kBlockRows - m0, rows = min(kWindow, f.rows - m0);
+  const int m0 = block * kBlockRows / kWindow * kWindow, first = block * kBlockRows - m0,
+            rows = min(kWindow, f.rows - m0);
   uint32_t words[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -93,7 +98,8 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int row = t + i * kPlanThreads;
-    const uint32_t broken = __ballot_sync(~0u, words[i] & kNonfiniteGate), nonfinite_up = __ballot_sync(~0u, words[i] & kNonfiniteUp);
+    const uint32_t broken = __ballot_sync(~0u, words[i] & kNonfiniteGate),
+                   nonfinite_up = __ballot_sync(~0u, words[i] & kNonfiniteUp);
     const uint32_t nnz = words[i] & kNonfiniteGate ? 0 : words[i] & ~kNonfiniteUp;
     w.keys[row] = Window::key(f, row, row < rows, nnz);
     const uint32_t sum = __reduce_add_sync(~0u, nnz), square = nnz * nnz;
@@ -109,12 +115,14 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
   static_assert(kWindow / 32 == 32);  // a lane for each
   const unsigned long long sums = __reduce_add_sync(~0u, w.sums[lane]);
   const unsigned long long squares =
-      __reduce_add_sync(~0u, w.squares[0][lane]) + (static_cast<unsigned long long>(__reduce_add_sync(~0u, w.squares[1][lane])) << 16);
+      __reduce_add_sync(~0u, w.squares[0][lane]) +
+      (static_cast<unsigned long long>(__reduce_add_sync(~0u, w.squares[1][lane])) << 16);
   // Whether their deviation is at most a quarter of the mean, or a 256th of d_ff and the mean, or a 1024th of d_ff:
-  // sorting then gains less than scattered rows cost. In a window of high nnz, half of the mean; any if most of its tiles
-  // are dense.
+  // sorting then gains less than scattered rows cost. In a window of high nnz, half of the mean; any if most of its
+  // tiles are dense.
   const unsigned long long spread = rows * squares - sums * sums, most = static_cast<unsigned long long>(rows) * f.d_ff;
-  const int share = f.dense_tiles != nullptr && is_high_nnz(kHighNnzWindow, DensePairs(f).fired(m0 / kWindow), rows, f.d_ff) ? 4 : 16;
+  const int share =
+      f.dense_tiles != nullptr && is_high_nnz(kHighNnzWindow, DensePairs(f).fired(m0 / kWindow), rows, f.d_ff) ? 4 : 16;
   const bool alike = share * spread <= sums * sums || (spread <= sums * sums && spread <= most * most >> 16);
   return w.dense || alike || spread <= most * most >> 20;
 }
@@ -126,7 +134,8 @@ __device__ __forceinline__ void sort_window(const Ffn& f, Window& w) {
   find_bounds(w, Window::key(f, kWindow - 1, false, 0), warp, lane);
 #pragma unroll
   for (int row = t; row < kWindow; row += kPlanThreads)
-    if (const uint32_t key = w.keys[row]; key >= w.bounds[0] && key <= w.bounds[1]) w.taken[atomicAdd(&w.many, 1)] = key;
+    if (const uint32_t key = w.keys[row]; key >= w.bounds[0] && key <= w.bounds[1])
+      w.taken[atomicAdd(&w.many, 1)] = key;
   __syncthreads();
   constexpr int kShare = kPlanThreads / kBlockRows;  // threads that count the keys before one
   const uint32_t key = w.taken[t / kShare];

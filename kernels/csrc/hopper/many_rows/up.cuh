@@ -99,8 +99,8 @@ __device__ __forceinline__ void request_step(const CUtensorMap& x_map, const CUt
   }
 }
 
-// Where in k a block's tasks that gather begin, to go round from there. Blocks fire much the same neurons, so CTAs that begin
-// together would all request the same lines.
+// Where in k a block's tasks that gather begin, to go round from there. Blocks fire much the same neurons, so CTAs that
+// begin together would all request the same lines.
 __device__ __forceinline__ int first_step_of(int block, int steps) { return uniform(block * 5 % steps); }
 
 template <typename T>
@@ -122,10 +122,9 @@ __device__ __forceinline__ void produce_up(const CUtensorMap& x_map, const CUten
     }
     const uint32_t pitch = f.d_model * sizeof(T);
     uint32_t offset[kRows], row[kXRows], there = 0;  // there: a bit for each of these rows
-    const int listed = task.listed(f, first);  // weights of other places are not fetched
+    const int listed = task.listed(f, first);        // weights of other places are not fetched
 #pragma unroll
-    for (int i = 0; i < kRows; ++i)
-      offset[i] = !task.all && i < listed ? task.list(f)[first + 16 * i] * pitch : 0;
+    for (int i = 0; i < kRows; ++i) offset[i] = !task.all && i < listed ? task.list(f)[first + 16 * i] * pitch : 0;
 #pragma unroll
     for (int i = 0; i < kXRows; ++i) {
       const int at = task.consecutive ? f.rows : f.order[task.block * kTileM + first + 16 * i];
@@ -172,6 +171,14 @@ __device__ __forceinline__ void fetch_gate(const CUtensorMap& spill_map, Shared&
     bulk_load(half, hidden, kHalf, &s.staged[c.group]);
 }
 
+// Marks the row at a position as not finite, if this is `real`.
+__device__ __forceinline__ void mark_nonfinite(const Ffn& f, int position, bool real) {
+  const int row = f.order[position];
+  if (!real || row >= f.rows) return;
+  f.finite[row] = 0;
+  if (f.nnz != nullptr) f.nnz[row] = 0;
+}
+
 // Where to count the used products of the row at a position; null: nowhere.
 __device__ __forceinline__ int* used_of(const Ffn& f, int position) {
   const int row = f.nnz_used != nullptr ? f.order[position] : f.rows;
@@ -200,12 +207,10 @@ __device__ __forceinline__ void consume_up(const CUtensorMap& spill_map, const F
         const bool real = pass == 1;
         multiply<T, 64 * kPanels, 0, 1>(d, s, ring, real ? steps : 0, !task.stays, c, fetch);
         if (real) barrier_wait(&s.staged[c.group], phase), phase ^= 1;
-        finish_up<T, kPanels>(d, s, c, biases != nullptr, bias, [&](int in_block) {
-          const int row = f.order[task.block * kTileM + in_block];
-          if (!real || row >= f.rows) return;
-          f.finite[row] = 0;
-          if (f.nnz != nullptr) f.nnz[row] = 0;
-        }, [&](int in_block) { return real ? used_of(f, task.block * kTileM + in_block) : nullptr; });
+        finish_up<T, kPanels>(
+            d, s, c, biases != nullptr, bias,
+            [&](int in_block) { mark_nonfinite(f, task.block * kTileM + in_block, real); },
+            [&](int in_block) { return real ? used_of(f, task.block * kTileM + in_block) : nullptr; });
         fence_async_proxy();
         c.sync();
         if (sees && real) bulk_store(hidden, half, kHalf), bulk_commit();

@@ -14,8 +14,8 @@ __device__ __forceinline__ int share_of(int total, int splits) {
 }
 
 // Writes the neurons of this CTA's share of the block's union, ascending, to `list`; returns how many. By kWarps warps,
-// this thread of which is the thread-th; sync() is a barrier of theirs. meanwhile() runs while the bits of what fired are
-// in flight.
+// this thread of which is the thread-th; sync() is a barrier of theirs. meanwhile() runs while the bits of what fired
+// are in flight.
 template <int kWarps, typename Sync, typename Meanwhile>
 __device__ __forceinline__ int list_share(const TiledMarks& marks, const Ffn& f, int splits, int rank, uint16_t* list,
                                           int (&sums)[kWarps], int thread, Sync sync, Meanwhile meanwhile) {
@@ -233,15 +233,17 @@ __device__ __forceinline__ void consume_tiled_down(Stages& ring, const DownLoad<
   store_outputs<T, kOut, kSplits>(d, ring.base, load, f, c, nonfinite, rank, m0, rows);
 }
 
-// Prepares the barriers of `stages` stages and of the cluster's sums, and clears the rows' marks. By one thread.
+// Prepares the barriers of `stages` stages and of the cluster's sums, and clears the marks. By one thread.
 template <int kOut, int kSplits>
 __device__ __forceinline__ void begin_tiled_down(uint64_t* full, uint64_t* empty, uint64_t* sent,
-                                                 uint32_t (&nonfinite)[kBlockRows / 32], int stages, int rank) {
+                                                 uint32_t (&nonfinite)[kBlockRows / 32], bool* has_requested,
+                                                 int stages, int rank) {
   for (int i = 0; i < stages; ++i) barrier_init(&full[i], 1 + kProducers), barrier_init(&empty[i], kConsumerWarps);
   barrier_init(sent, 1);
   fence_barrier_init();
   if constexpr (kSplits > 1) barrier_expect(sent, TiledDown<kOut, kSplits>::sent_bytes(rank));
   for (uint32_t& word : nonfinite) word = 0;
+  *has_requested = false;
 }
 
 // One block of up to 128 rows and kOut outputs for a cluster. Its shared memory is `stages` stages of the ring, then
@@ -266,10 +268,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Stages ring{in_register(raw), full, empty, stages, Down::kStageBytes, !consumes};
   uint16_t* list = reinterpret_cast<uint16_t*>(ring.base + stages * Down::kStageBytes);
   const DownLoad<kOut, kSplits> load{w_map, half_map, h_map, block * f.panels * kPanelColumns, f.d_model};
-  if (thread == 0) {
-    begin_tiled_down<kOut, kSplits>(full, empty, &sent, nonfinite, stages, rank);
-    has_requested = false;
-  }
+  if (thread == 0) begin_tiled_down<kOut, kSplits>(full, empty, &sent, nonfinite, &has_requested, stages, rank);
   if (thread == 32) prefetch_map(&w_map), prefetch_map(&h_map);
   __syncthreads();
   let_next_launch();
@@ -278,10 +277,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t words = thread < tiles * (kBlockRows / 32) ? marks.broken[thread] : 0;
   const int share_of_all = share_of(f.d_ff, kSplits), first = rank * share_of_all;
   const int early_stages = max(min(min(kEarlyStages, stages), min(share_of_all, f.d_ff - first) / kTileK), 0);
-  const int size = list_share(marks, f, kSplits, rank, list, sums, thread, [] { __syncthreads(); }, [&] {
-    if (!consumes && request_early(ring, load, marks.fired, first, early_stages) && thread == kConsumers)
-      has_requested = true;
-  });
+  const int size = list_share(
+      marks, f, kSplits, rank, list, sums, thread, [] { __syncthreads(); },
+      [&] {
+        if (!consumes && request_early(ring, load, marks.fired, first, early_stages) && thread == kConsumers)
+          has_requested = true;
+      });
   join_nonfinite(marks, nonfinite, words, tiles);
   __syncthreads();
   const bool all = uniform(size > 0 && size % kTileK == 0 && list[size - 1] - list[0] == size - 1);

@@ -36,15 +36,16 @@ inline DownShape choose_down_shape(const Ffn& f, const std::array<int, 4>& at_on
   return best;
 }
 
-// The outputs of a task of `persistent_down`. Those with the fewest cycles are chosen; of two the wider ones, which read
-// the hidden state less often.
+// The outputs of a task of `persistent_down`. Those with the fewest cycles are chosen; of two the wider ones, which
+// read the hidden state less often.
 constexpr int kPersistentOutputs[] = {256, 192, 128};
 inline int choose_persistent_outputs(const Ffn& f, int processors) {
   const auto cycles = [&](int each) {
     const int64_t tasks = static_cast<int64_t>((f.d_model + each - 1) / each) * f.blocks;
     return (tasks + processors - 1) / processors * step_cycles(kBlockRows + each, 56, each);
   };
-  return *std::min_element(std::begin(kPersistentOutputs), std::end(kPersistentOutputs), [&](int a, int b) { return cycles(a) < cycles(b); });
+  return *std::min_element(std::begin(kPersistentOutputs), std::end(kPersistentOutputs),
+                           [&](int a, int b) { return cycles(a) < cycles(b); });
 }
 
 constexpr int kEarlyStages = 8;  // most stages that `down` requests before it has a list
@@ -89,10 +90,11 @@ struct DownLoad {
     for (int i = 0; i < kOut / 64; ++i)
       if (has_line(i)) tma_load_2d(stage + (2 + i) * Down::kSide, &w, full, out0 + line_offset + 64 * i, neuron);
     if constexpr (!kFullLines)
-      if (has_half()) tma_load_3d(stage + (2 + kOut / 64) * Down::kSide, &half, full, 0, neuron, output(kOut / 64 * 64) / 32);
+      if (has_half())
+        tma_load_3d(stage + (2 + kOut / 64) * Down::kSide, &half, full, 0, neuron, output(kOut / 64 * 64) / 32);
   }
-  // Bytes that this fetches. What lies past the last output is left out: the copy engine takes longer to write zeros than to
-  // copy, and sums of what a stage holds there are not used.
+  // Bytes that this fetches. What lies past the last output is left out: the copy engine takes longer to write zeros
+  // than to copy, and sums of what a stage holds there are not used.
   __device__ __forceinline__ int bytes() const {
     int boxes = 2 + (!kFullLines && has_half());
 #pragma unroll

@@ -13,18 +13,21 @@ struct PanelCorner {
   int neuron, chunk;
   __device__ __forceinline__ explicit PanelCorner(const Consumer& c)
       : neuron((c.lane >> 4) * 8 + (c.lane & 7)), chunk(2 * c.warp + (c.lane >> 3 & 1)) {}
-  __device__ __forceinline__ unsigned char* operator()(unsigned char* panel, int j) const { return panel_chunk(panel, neuron, chunk) + j * 1024; }
+  __device__ __forceinline__ unsigned char* operator()(unsigned char* panel, int j) const {
+    return panel_chunk(panel, neuron, chunk) + j * 1024;
+  }
 };
 
 // Begins the sums of a warpgroup's rows with the bias of the neuron column(place), and with zeros without a bias and
 // past the last row. By the consumers, through `biases`: reading them where they are needed would be a quarter of the
 // kernel's code.
 template <typename T, int kUse, int kN, int kPieces, int kSize, typename Column>
-__device__ __forceinline__ void begin_sums(float (&d)[kPieces][kSize], float (&biases)[kN], const void* bias, int d_ff, int rows_left,
-                                           Column column) {
+__device__ __forceinline__ void begin_sums(float (&d)[kPieces][kSize], float (&biases)[kN], const void* bias, int d_ff,
+                                           int rows_left, Column column) {
   if (threadIdx.x < kUse) {
     const int neuron = column(threadIdx.x);
-    biases[threadIdx.x] = bias != nullptr && neuron < d_ff ? static_cast<float>(static_cast<const T*>(bias)[neuron]) : 0.f;
+    biases[threadIdx.x] =
+        bias != nullptr && neuron < d_ff ? static_cast<float>(static_cast<const T*>(bias)[neuron]) : 0.f;
   }
   named_sync<kConsumers>(3);
 #pragma unroll
@@ -74,10 +77,12 @@ struct GateMarks {
   bool broken[2];  // not all are finite
 };
 
-// Writes the gate's values of 64 rows to a panel. plain: no up product follows; else a value that becomes infinite only by
-// rounding is left to it. Code that is not in the instruction cache takes longer to load than to run, so it is short.
+// Writes the gate's values of 64 rows to a panel. plain: no up product follows; else a value that becomes infinite only
+// by rounding is left to it. Code that is not in the instruction cache takes longer to load than to run, so it is
+// short.
 template <typename T, int kN>
-__device__ __forceinline__ GateMarks<kN> stage_tiled_gate(float (&d)[kN / 2], bool plain, const Consumer& c, unsigned char* panel) {
+__device__ __forceinline__ GateMarks<kN> stage_tiled_gate(float (&d)[kN / 2], bool plain, const Consumer& c,
+                                                          unsigned char* panel) {
   GateMarks<kN> marks{};
   float broken[2] = {0.f, 0.f};  // inf or NaN times 0 is NaN, and NaN persists
   uint32_t rounded[2] = {0, 0};  // likewise, of values that are rounded
@@ -103,8 +108,8 @@ __device__ __forceinline__ GateMarks<kN> stage_tiled_gate(float (&d)[kN / 2], bo
 
 // Marks in `s`, which has `broken` and mark(), what fires and which rows are not finite; counts what each row fires.
 template <int kN, typename Marked>
-__device__ __forceinline__ void mark_tiled_gate(const GateMarks<kN>& marks, Marked& s, const Ffn& f, const Consumer& c, int first, int rows,
-                                                uint16_t* counts) {
+__device__ __forceinline__ void mark_tiled_gate(const GateMarks<kN>& marks, Marked& s, const Ffn& f, const Consumer& c,
+                                                int first, int rows, uint16_t* counts) {
   const int quad = c.lane & 3;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -119,7 +124,8 @@ __device__ __forceinline__ void mark_tiled_gate(const GateMarks<kN>& marks, Mark
   uint32_t fires = 0;  // of these rows, in the w-th lane of the w-th 32 neurons
 #pragma unroll
   for (int w = 0; w < (kN + 31) / 32; ++w) {
-    const uint32_t both = marks.fires[0][w / 4] | marks.fires[1][w / 4], low = both >> 4 * (w % 4) & 15, high = both >> (16 + 4 * (w % 4)) & 15;
+    const uint32_t both = marks.fires[0][w / 4] | marks.fires[1][w / 4], low = both >> 4 * (w % 4) & 15,
+                   high = both >> (16 + 4 * (w % 4)) & 15;
     // a neuron's bit to its place of 32
     const uint32_t spread = (low * 0x204081u & 0x1010101u) | (high * 0x408102u & 0x2020202u);
     const uint32_t any = __reduce_or_sync(~0u, spread << 2 * quad);
@@ -132,7 +138,8 @@ __device__ __forceinline__ void mark_tiled_gate(const GateMarks<kN>& marks, Mark
 // Writes the values of 64 rows, dense, to `spill`; each warp writes its own, through rows of kN + 8 at `rows`. m0,
 // left: of the tile.
 template <typename T, int kN>
-__device__ __forceinline__ void spill_tiled_gate(unsigned char* panel, uint16_t* rows, const Ffn& f, const Consumer& c, int first, int m0, int left) {
+__device__ __forceinline__ void spill_tiled_gate(unsigned char* panel, uint16_t* rows, const Ffn& f, const Consumer& c,
+                                                 int first, int m0, int left) {
   const PanelCorner from(c);
   const Corner to(c.lane);
   const int top = c.group * 64 + c.warp * 16;
@@ -149,13 +156,14 @@ __device__ __forceinline__ void spill_tiled_gate(unsigned char* panel, uint16_t*
   for (int i = c.lane; i < 16 * (kN / 8); i += 32) {
     const int row = i / (kN / 8), chunk = i % (kN / 8), neuron = first + 8 * chunk, at = neuron % kTile / 8;
     if (row >= left || neuron >= f.d_ff) continue;
-    uint4* tile = static_cast<uint4*>(f.spill) + (static_cast<int64_t>(m0 + row) * f.tiles + neuron / kTile) * (kTile / 8);
+    uint4* tile =
+        static_cast<uint4*>(f.spill) + (static_cast<int64_t>(m0 + row) * f.tiles + neuron / kTile) * (kTile / 8);
     tile[at ^ ((m0 + row) & 7)] = *reinterpret_cast<const uint4*>(rows + row * (kN + 8) + 8 * chunk);
   }
 }
 
-// Whether `down` is to take all neurons of a tile of which the product is made whole and a block fires `fired`: an eighth
-// that does not fire, whose hidden state is 0, costs no more than copying the others one by one.
+// Whether `down` is to take all neurons of a tile of which the product is made whole and a block fires `fired`: an
+// eighth that does not fire, whose hidden state is 0, costs no more than copying the others one by one.
 __device__ __forceinline__ bool takes_all(int fired, int real) { return 8 * fired >= 7 * real; }
 
 // Lists what fired, marks it for `down` and for the other CTA of the pair, and moves the values of few neurons to
@@ -181,11 +189,13 @@ __device__ __forceinline__ void list_fired(TiledShared<kN, kRows>& s, const Ffn&
   const bool meet = f.w_up != nullptr;
   if (thread == 0 && meet) send_remote(&s.other, &s.decided, own, cluster_rank() ^ 1);
   const int b = thread / 32, group = thread % 32;  // of 16 neurons
-  if (b < Space::kBlocks && block0 + b < f.blocks && group < kN / 16 && first / 16 + group < f.panels * (kPanelColumns / 16)) {
+  if (b < Space::kBlocks && block0 + b < f.blocks && group < kN / 16 &&
+      first / 16 + group < f.panels * (kPanelColumns / 16)) {
     int fired = 0;  // of this block
 #pragma unroll
     for (int w = 0; w < Space::kWords; ++w) fired += __popc(s.fires[b][w]);
-    const uint32_t word = own == kN && takes_all(fired, real) ? first_bits(real - 32 * (group / 2)) : s.fires[b][group / 2];
+    const uint32_t word =
+        own == kN && takes_all(fired, real) ? first_bits(real - 32 * (group / 2)) : s.fires[b][group / 2];
     TiledMarks(f, block0 + b, tile_columns()).fired[first / 16 + group] = word >> 16 * (group % 2) & 0xffff;
   }
   if (meet) barrier_wait(&s.decided, 0);
@@ -199,7 +209,9 @@ __device__ __forceinline__ void list_fired(TiledShared<kN, kRows>& s, const Ffn&
   for (int i = thread; i < width * kChunks; i += kConsumers) {
     const int place = i / kChunks, chunk = i % kChunks;
     uint4 values = make_uint4(0, 0, 0, 0);
-    if (place < count) values = *reinterpret_cast<const uint4*>(panel_chunk(base + Where::kHeld + chunk / 8 * Where::kPanel, s.list[place], chunk));
+    if (place < count)
+      values = *reinterpret_cast<const uint4*>(
+          panel_chunk(base + Where::kHeld + chunk / 8 * Where::kPanel, s.list[place], chunk));
     *reinterpret_cast<uint4*>(panel_chunk(base + chunk / 8 * (width * 128), place, chunk)) = values;
   }
 }
@@ -207,8 +219,8 @@ __device__ __forceinline__ void list_fired(TiledShared<kN, kRows>& s, const Ffn&
 // Writes the hidden state of 64 rows, in place of the gate's values, for the neurons in the list or all of the tile.
 // used: of the tile's first row, as in Ffn.
 template <typename T, int kUp, int kN, int kRows>
-__device__ __forceinline__ void finish_tiled_up(float (&d)[kN / 2], TiledShared<kN, kRows>& s, const Consumer& c, int rows, unsigned char* panel,
-                                                int* used) {
+__device__ __forceinline__ void finish_tiled_up(float (&d)[kN / 2], TiledShared<kN, kRows>& s, const Consumer& c,
+                                                int rows, unsigned char* panel, int* used) {
   const PanelCorner corner(c);
   uint32_t peak[2] = {0, 0};  // of the thread's two rows
   int positive[2] = {0, 0};   // likewise: how many have positive gate and up values
@@ -221,7 +233,8 @@ __device__ __forceinline__ void finish_tiled_up(float (&d)[kN / 2], TiledShared<
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float up[2] = {up_activated(d[4 * j + 2 * i]), up_activated(d[4 * j + 2 * i + 1])};
-      const uint32_t h = round_pair<T>(half_of<T>(pair[i], 0) * up[0], half_of<T>(pair[i], 1) * up[1]), fired = not_zero(pair[i]);
+      const uint32_t h = round_pair<T>(half_of<T>(pair[i], 0) * up[0], half_of<T>(pair[i], 1) * up[1]),
+                     fired = not_zero(pair[i]);
       if constexpr (kUpRelu) positive[i % 2] += ((fired & 0x8000u) && up[0] > 0.f) + (fired >> 31 && up[1] > 0.f);
       pair[i] = h & whole_halves(fired);  // 0 times inf is 0 here: the neuron does not fire
       peak[i % 2] = greatest<T>(peak[i % 2], pair[i]);
@@ -231,7 +244,8 @@ __device__ __forceinline__ void finish_tiled_up(float (&d)[kN / 2], TiledShared<
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = c.row() + 8 * h;
-    if (row < rows && !(finite_half<T>(peak[h], 0) && finite_half<T>(peak[h], 1))) atomicOr(&s.broken[row / 32], 1u << (row & 31));
+    if (row < rows && !(finite_half<T>(peak[h], 0) && finite_half<T>(peak[h], 1)))
+      atomicOr(&s.broken[row / 32], 1u << (row & 31));
     if constexpr (kUpRelu) add_used(positive[h], used != nullptr && row < rows ? used + row : nullptr, c.lane);
   }
 }

@@ -53,8 +53,8 @@ template <int kN, int kRows>
 __device__ __forceinline__ Stages tiled_up_ring(unsigned char* base, TiledShared<kN, kRows>& s, int width,
                                                 bool consumes) {
   using Where = TiledRing<kN, kRows>;
-  return Stages{base + Where::begin(width), s.full[1],           s.empty[1],
-                Where::stages(width),       Where::stage(width), !consumes};
+  unsigned char* begin = base + Where::begin(width);
+  return Stages{begin, s.full[1], s.empty[1], Where::stages(width), Where::stage(width), !consumes};
 }
 
 // Fills the stages of the gate product and, once the consumers have listed what fired, those of the up product. By the

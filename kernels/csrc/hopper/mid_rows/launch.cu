@@ -1,10 +1,10 @@
 #include <utility>
 
-#include "hopper/tma_launch.cuh"
 #include "hopper/mid_rows/down.cuh"
 #include "hopper/mid_rows/gate_up.cuh"
 #include "hopper/mid_rows/persistent_down.cuh"
 #include "hopper/mid_rows/persistent_gate.cuh"
+#include "hopper/tma_launch.cuh"
 
 namespace twell::hopper {
 
@@ -40,9 +40,12 @@ const std::array<int, 4>& down_clusters() {
 }
 
 void launch_persistent_gate(const Ffn& f, cudaStream_t stream) {
-  const auto x = tensor_map<TWELL_T>(f.x, f.rows, f.d_model, kTileM), w = tensor_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kTileN / 2);
-  const int tiles = choose_cta_tile(f, multiprocessors()).columns(f), clusters = std::min(multiprocessors() / 2, (f.blocks + 1) / 2 * tiles);
-  launch_overlapping(persistent_gate<TWELL_T>, 2 * clusters, kThreads, kSharedBytes, 2, stream, x, w, hidden_map<TWELL_T>(f, kTileN), f, tiles);
+  const auto x = tensor_map<TWELL_T>(f.x, f.rows, f.d_model, kTileM),
+             w = tensor_map<TWELL_T>(f.w_gate, f.d_ff, f.d_model, kTileN / 2);
+  const int tiles = choose_cta_tile(f, multiprocessors()).columns(f),
+            clusters = std::min(multiprocessors() / 2, (f.blocks + 1) / 2 * tiles);
+  launch_overlapping(persistent_gate<TWELL_T>, 2 * clusters, kThreads, kSharedBytes, 2, stream, x, w,
+                     hidden_map<TWELL_T>(f, kTileN), f, tiles);
 }
 
 // Throws as `launch_tiled_down` does if d_ff leaves no room for a ring beside the list of a union.
@@ -50,12 +53,14 @@ void launch_persistent_down(const Ffn& f, int* nnz, cudaStream_t stream) {
   by_shape<kPersistentOutputs>(choose_persistent_outputs(f, multiprocessors()), [&]<int kOut>() {
     using Down = PersistentDown<kOut>;
     const int stages = Down::stages(f.d_ff), tiles = choose_cta_tile(f, multiprocessors()).columns(f);
-    if (stages < Down::kLeastStages) throw std::runtime_error("down: d_ff of " + std::to_string(f.d_ff) + " leaves no room for stages");
+    if (stages < Down::kLeastStages)
+      throw std::runtime_error("down: d_ff of " + std::to_string(f.d_ff) + " leaves no room for stages");
     const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
     const auto h = tensor_map<TWELL_T>(f.hidden, f.blocks * f.panels * kPanelColumns, kBlockRows, kTileK);
     const int tasks = (f.d_model + kOut - 1) / kOut * f.blocks;
     launch_overlapping(persistent_down<TWELL_T, kOut>, std::min(multiprocessors(), tasks), kThreads,
-                       stages * Down::kStageBytes + Down::kStagingBytes + Down::list_bytes(f.d_ff), 1, stream, w, h, f, nnz, tiles, stages);
+                       stages * Down::kStageBytes + Down::kStagingBytes + Down::list_bytes(f.d_ff), 1, stream, w, h, f,
+                       nnz, tiles, stages);
   });
 }
 
@@ -72,14 +77,17 @@ void launch_tiled_gate_up<TWELL_T>(const Ffn& f, bool dense, cudaStream_t stream
     // half: a CTA's share of a tile's rows
     const int taken = tile.taken(f), half = taken / kTiledPair, rest = f.rows % taken % half;
     const auto x = rows(half), last_x = rows(rest > 0 ? rest : half);
-    const auto weights = [&](const void* matrix, int neurons) { return tensor_map<TWELL_T>(matrix, f.d_ff, f.d_model, neurons); };
+    const auto weights = [&](const void* matrix, int neurons) {
+      return tensor_map<TWELL_T>(matrix, f.d_ff, f.d_model, neurons);
+    };
     const int last = f.d_ff % kN > 0 ? f.d_ff % kN : kN;  // neurons of the last tile
     const auto gate = weights(f.w_gate, kN), last_gate = weights(f.w_gate, last);
-    const auto up = f.w_up == nullptr ? gate : weights(f.w_up, kN), last_up = f.w_up == nullptr ? gate : weights(f.w_up, last);
+    const auto up = f.w_up == nullptr ? gate : weights(f.w_up, kN),
+               last_up = f.w_up == nullptr ? gate : weights(f.w_up, last);
     const auto h = hidden_map<TWELL_T>(f, kN);
     const dim3 grid(kTiledPair, (f.rows + kRows - 1) / kRows, tile.columns(f) / kTiledPair);
-    launch_overlapping(tiled_gate_up<TWELL_T, kN, kRows>, grid, kThreads, Where::kBegin + Where::kBytes, kTiledPair, stream, x, last_x, gate, up,
-                       last_gate, last_up, h, f, taken, dense);
+    launch_overlapping(tiled_gate_up<TWELL_T, kN, kRows>, grid, kThreads, Where::kBegin + Where::kBytes, kTiledPair,
+                       stream, x, last_x, gate, up, last_gate, last_up, h, f, taken, dense);
   });
 }
 
@@ -92,13 +100,14 @@ void launch_tiled_down<TWELL_T>(const Ffn& f, int* nnz, cudaStream_t stream) {
     constexpr int kOut = kOutputs.each, kSplits = kOutputs.splits;
     using Down = TiledDown<kOut, kSplits>;
     const int stages = Down::stages(f.d_ff);
-    if (stages < Down::kLeastStages) throw std::runtime_error("down: d_ff of " + std::to_string(f.d_ff) + " leaves no room for stages");
+    if (stages < Down::kLeastStages)
+      throw std::runtime_error("down: d_ff of " + std::to_string(f.d_ff) + " leaves no room for stages");
     const auto w = tensor_map<TWELL_T>(f.w_down, f.d_ff, f.d_model, kTileK);
     const auto half = kOut % 64 == 0 ? w : halves_map<TWELL_T>(f.w_down, f.d_ff, f.d_model);
     const auto h = tensor_map<TWELL_T>(f.hidden, f.blocks * f.panels * kPanelColumns, kBlockRows, kTileK);
-    launch_overlapping(tiled_down<TWELL_T, kOut, kSplits>, dim3(kSplits, (f.d_model + kOut - 1) / kOut, f.blocks), kThreads,
-                       stages * Down::kStageBytes + Down::list_bytes(f.d_ff), kSplits, stream, w, half, h, f, block_rows, nnz, tiles,
-                       stages);
+    launch_overlapping(tiled_down<TWELL_T, kOut, kSplits>, dim3(kSplits, (f.d_model + kOut - 1) / kOut, f.blocks),
+                       kThreads, stages * Down::kStageBytes + Down::list_bytes(f.d_ff), kSplits, stream, w, half, h, f,
+                       block_rows, nnz, tiles, stages);
   });
 }
 

@@ -12,22 +12,24 @@ struct __align__(16) TiledShared {
   static constexpr int kWords = (kN + 31) / 32, kBlocks = kRows / kBlockRows;
   // The share of a tile's neurons from which weights are fetched whole, which is less work for the copy engine than row
   // by row. It grows with the rows. In large tiles the up product is of 64 neurons where there are more than 48.
-  static constexpr int kMost = kN == 48 ? 16 : std::min((4 + kBlocks) * kN / 16, kRows * kN < 128 * 224 ? 48 : 64);
+  static constexpr int kMost = kN == 48 ? 16 : std::min((4 + kBlocks) * kN / 16, (kRows * kN) < 128 * 224 ? 48 : 64);
   // Width of the up product of this many gathered neurons.
-  __host__ __device__ static constexpr int width_of(int count) { return count <= 16 ? 16 : count <= 32 ? 32 : count <= 48 ? 48 : 64; }
+  __host__ __device__ static constexpr int width_of(int count) {
+    return count <= 16 ? 16 : count <= 32 ? 32 : count <= 48 ? 48 : 64;
+  }
   static constexpr int kWidest = width_of(kMost);
   // of the gate's stages, of the up product's
   uint64_t full[2][kTiledStages], empty[2][kTiledStages], gathered[kTiledStages];
   // by the other CTA of the pair: its width is decided, its ring is ready, its values have left
   uint64_t decided, ready, left;
-  uint64_t sure;  // by both CTAs: the gate's ring is read, and votes are in
+  uint64_t sure;          // by both CTAs: the gate's ring is read, and votes are in
   int votes[kTiledPair];  // each CTA's vote: whether all neurons are surely needed
   // a bit a neuron that any row of a block fires; a bit a row that is not finite
   uint32_t fires[kBlocks][kWords], broken[kRows / 32];
-  int count, width;                                     // neurons that fire; neurons whose up product is computed
-  int other;                                            // the width that the other CTA of the pair needs
-  __align__(16) uint16_t list[kN];                      // the neurons that fire, ascending
-  __align__(16) float biases[kN];                       // biases of a product's neurons
+  int count, width;                 // neurons that fire; neurons whose up product is computed
+  int other;                        // the width that the other CTA of the pair needs
+  __align__(16) uint16_t list[kN];  // the neurons that fire, ascending
+  __align__(16) float biases[kN];   // biases of a product's neurons
 
   // Adds what a warp's rows fire: a word of 32 neurons a lane.
   __device__ __forceinline__ void mark(const Consumer& c, uint32_t word) {
@@ -59,7 +61,7 @@ struct TiledRing {
   static constexpr int kPanel = kN * 128, kHeld = kBytes - kRows / 64 * kPanel, kEnoughStages = 4;
   static constexpr int stage(int width) { return (kRows + width) * kTileK * 2; }
   static constexpr bool kLeaves = kHeld / stage(kN) < kEnoughStages;
-  static constexpr int kClear = kHeld / stage(kN);   // stages before the gate's values
+  static constexpr int kClear = kHeld / stage(kN);  // stages before the gate's values
   static constexpr int kFurther = kLeaves ? 2 : 0;  // stages in which they come back
   // The up product's ring: where it begins, and how many stages it has.
   static constexpr int begin(int width) { return width == kN ? 0 : width * kRows * 2; }
@@ -70,7 +72,8 @@ struct TiledRing {
   // most stages of the up product that may be requested before what fired is listed
   static constexpr int kEarly = std::min(kClear, stages(kN));
   static constexpr int kGateStages = std::min(kTiledStages, kBytes / stage(kN));
-  static constexpr int kProducerRegisters = kRows == kBlockRows ? 72 : 40, kConsumerRegisters = 252 - kProducerRegisters / 2;
+  static constexpr int kProducerRegisters = kRows == kBlockRows ? 72 : 40,
+                       kConsumerRegisters = 252 - kProducerRegisters / 2;
   // of a gathered stage, as below
   static constexpr int kWidest = TiledShared<kN, kRows>::kWidest, kLate = stages(kWidest) > 5 ? 4 : 2;
   // else a warp would meet a stage that is two rounds behind
@@ -96,7 +99,8 @@ struct TiledLoad {
     const int row = cluster_rank() * half, at = row * (kTileK * 2);
     barrier_expect(full, x_bytes + weight_bytes);
     if (at < x_bytes)
-      tma_load_2d_multicast(s.here() + at, &x, full, step * kTileK, blockIdx.y * (kTiledPair * half) + row, (1 << kTiledPair) - 1);
+      tma_load_2d_multicast(s.here() + at, &x, full, step * kTileK, blockIdx.y * (kTiledPair * half) + row,
+                            (1 << kTiledPair) - 1);
     if (weight_bytes > 0) tma_load_2d(s.here() + weights_at, &weights, full, step * kTileK, first);
   }
 };
@@ -110,7 +114,8 @@ __device__ __forceinline__ int wrapped(int step, int steps) { return step < step
 // `turn`-th on; by one thread. It takes about 100 cycles for a copy and 300 for the code around it, and steps take 250
 // to 1 000. before(i) runs before the i-th stage.
 template <typename Before>
-__device__ __forceinline__ void load_tiled(Stages& s, const TiledLoad& load, int steps, int from, int to, int turn, int turns, Before before) {
+__device__ __forceinline__ void load_tiled(Stages& s, const TiledLoad& load, int steps, int from, int to, int turn,
+                                           int turns, Before before) {
 #pragma unroll 1
   for (int i = from, step = wrapped(first_step(steps) + from, steps); i < to; ++i, s.next()) {
     if (i % turns == turn) {
@@ -131,7 +136,8 @@ __device__ __forceinline__ void clear_rest(unsigned char* base, int from, int to
   const int chunks = (to - from) * 8;
 #pragma unroll 1
   for (int i = threadIdx.x; i < Where::kGateStages * chunks; i += kConsumers)
-    *reinterpret_cast<uint4*>(base + i / chunks * Where::stage(kN) + from * kTileK * 2 + i % chunks * 16) = make_uint4(0, 0, 0, 0);
+    *reinterpret_cast<uint4*>(base + i / chunks * Where::stage(kN) + from * kTileK * 2 + i % chunks * 16) =
+        make_uint4(0, 0, 0, 0);
   fence_async_proxy();
   named_sync<kConsumers>(3);
 }
@@ -173,8 +179,8 @@ struct Announcer {
 // Copies the listed neurons from `weights` into the stages, by all producers but the first warp, which fetches the rows
 // alone: if it also copied, the others would take longer.
 template <typename T, int kMost, int kLate>
-__device__ __forceinline__ void gather_tiled(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list, int count, int first, int steps,
-                                           int d_model, int row_bytes) {
+__device__ __forceinline__ void gather_tiled(Stages& s, uint64_t* gathered, const T* weights, const uint16_t* list,
+                                             int count, int first, int steps, int d_model, int row_bytes) {
   constexpr int kApart = (kProducers - 32) / 8, kRounds = (kMost + kApart - 1) / kApart;
   static_assert(kApart % 4 == 0);  // a thread's rows have the same swizzle except for 64 bytes
   const int thread = threadIdx.x - kConsumers - 32, row = thread / 8, chunk = thread % 8;
@@ -224,15 +230,16 @@ __device__ __forceinline__ bool surely_all(const float (&d)[kPieces][kSize]) {
 // The gate's values leave for `hidden`; the up product's tiles are fetched, except for the first `begun`, which have
 // been requested; and then the values again, each warpgroup's in a stage of its own.
 template <int kN, int kRows>
-__device__ __forceinline__ void load_all_weights(Stages& s, TiledShared<kN, kRows>& shared, const TiledLoad& load, const CUtensorMap& h_map, int steps,
-                                           int begun, int turn) {
+__device__ __forceinline__ void load_all_weights(Stages& s, TiledShared<kN, kRows>& shared, const TiledLoad& load,
+                                                 const CUtensorMap& h_map, int steps, int begun, int turn) {
   using Where = TiledRing<kN, kRows>;
   constexpr int kPanels = kRows / 64, kOwn = kPanels / 2;
   const int block0 = blockIdx.y * (kRows / kBlockRows), first = tile_column() * kN;
   const bool moves = Where::kLeaves && turn == kProducerWarps - 1;  // one thread moves all of the values
   if (moves) {
 #pragma unroll
-    for (int p = 0; p < kPanels; ++p) tma_store_3d(&h_map, s.base + Where::kHeld + p * Where::kPanel, 64 * (p % 2), first, block0 + p / 2);
+    for (int p = 0; p < kPanels; ++p)
+      tma_store_3d(&h_map, s.base + Where::kHeld + p * Where::kPanel, 64 * (p % 2), first, block0 + p / 2);
     bulk_commit();
     bulk_wait_read<0>();
     // what is requested goes to both CTAs

@@ -1,18 +1,18 @@
-// The gate product of many rows of a plain FFN, in place of `tiled_gate_up`: there, what surrounds the products of a CTA
-// takes as long as they do where inputs are few. These CTAs stay, and take one tile of 128 rows x 256 neurons after
-// the other: the stages of the next tile are filled during a tile's epilogue. A cluster of two has the same neurons of two
-// blocks, and each CTA fetches half of the weights for both.
+// The gate product of many rows of a plain FFN, in place of `tiled_gate_up`: there, what surrounds the products of a
+// CTA takes as long as they do where inputs are few. These CTAs stay, and take one tile of 128 rows x 256 neurons after
+// the other: the stages of the next tile are filled during a tile's epilogue. A cluster of two has the same neurons of
+// two blocks, and each CTA fetches half of the weights for both.
 //
-// A plain FFN's hidden state is the gate's values. So a tile goes to `hidden` as it is, from the staging tile, while the
-// next one is multiplied.
+// A plain FFN's hidden state is the gate's values. So a tile goes to `hidden` as it is, from the staging tile, while
+// the next one is multiplied.
 #pragma once
 
 #include "hopper/mid_rows/epilogues.cuh"
 
 namespace twell::hopper {
 
-// What a tile's epilogue marks, as in TiledShared, but what fires by warps, which then need no atomics. There are two, for
-// tiles in turns, so that one is read while the next tile's epilogue begins.
+// What a tile's epilogue marks, as in TiledShared, but what fires by warps, which then need no atomics. There are two,
+// for tiles in turns, so that one is read while the next tile's epilogue begins.
 struct PersistentMarks {
   static constexpr int kWords = kTileN / 32;
   uint32_t fires[kConsumerWarps][kWords], broken[kTileM / 32];
@@ -34,7 +34,8 @@ constexpr int kGateProducerRegisters = 40, kGateConsumerRegisters = 232;
 struct PersistentTasks {
   int clusters, first;
   PairTiles order;
-  __device__ __forceinline__ PersistentTasks(const Ffn& f, int tiles) : clusters(gridDim.x / 2), first(blockIdx.x / 2), order(f, tiles) {}
+  __device__ __forceinline__ PersistentTasks(const Ffn& f, int tiles)
+      : clusters(gridDim.x / 2), first(blockIdx.x / 2), order(f, tiles) {}
   __device__ __forceinline__ int total() const { return order.count(); }
   __device__ __forceinline__ int block(int task, int rank) const { return order[task].pair * 2 + rank; }
   __device__ __forceinline__ int tile(int task) const { return order[task].tile; }
@@ -42,7 +43,8 @@ struct PersistentTasks {
 
 // Adds the biases of the tile's neurons, from the first-th on, to the sums of rows that exist.
 template <typename T>
-__device__ __forceinline__ void add_biases(float (&d)[kTileN / 2], const T* biases, int d_ff, int first, const Consumer& c, int rows) {
+__device__ __forceinline__ void add_biases(float (&d)[kTileN / 2], const T* biases, int d_ff, int first,
+                                           const Consumer& c, int rows) {
   const bool there[2] = {c.row() < rows, c.row() + 8 < rows};
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j)
@@ -56,9 +58,10 @@ __device__ __forceinline__ void add_biases(float (&d)[kTileN / 2], const T* bias
 }
 
 // Sends a tile's values from its panels to `hidden`, and writes its marks. By the consumers.
-__device__ __forceinline__ void finish_persistent(const CUtensorMap& h_map, const Ffn& f, const GateMarks<kTileN>& fired, PersistentMarks& marks,
-                                                  const PersistentTasks& tasks, int task, int rank, const unsigned char* panel,
-                                                  const Consumer& c) {
+__device__ __forceinline__ void finish_persistent(const CUtensorMap& h_map, const Ffn& f,
+                                                  const GateMarks<kTileN>& fired, PersistentMarks& marks,
+                                                  const PersistentTasks& tasks, int task, int rank,
+                                                  const unsigned char* panel, const Consumer& c) {
   const int block = tasks.block(task, rank), tile = tasks.tile(task), first = tile * kTileN;
   const TiledMarks to(f, block, tasks.order.tiles);
   fence_async_proxy();  // of the panel; before the counts are on their way, for which it would wait
@@ -77,8 +80,9 @@ __device__ __forceinline__ void finish_persistent(const CUtensorMap& h_map, cons
 
 // By the consumers.
 template <typename T>
-__device__ __forceinline__ void consume_persistent(const CUtensorMap& h_map, const Ffn& f, Shared& s, PersistentMarks (&marks)[2],
-                                                   const PersistentTasks& tasks, int rank, int steps, const Consumer& c) {
+__device__ __forceinline__ void consume_persistent(const CUtensorMap& h_map, const Ffn& f, Shared& s,
+                                                   PersistentMarks (&marks)[2], const PersistentTasks& tasks, int rank,
+                                                   int steps, const Consumer& c) {
   Ring ring;
   float d[kTileN / 2];
   unsigned char* panel = s.staging + c.group * (kTileN * 128);
@@ -103,7 +107,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char raw[];
   Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
   __shared__ PersistentMarks marks[2];
-  const int group = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, rank = cluster_rank();
+  const int group = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32,
+            rank = cluster_rank();
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
     fence_barrier_init();

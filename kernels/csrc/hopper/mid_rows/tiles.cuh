@@ -10,7 +10,8 @@
 // for the requests of a single thread: warps take turns.
 //
 // The launches hand on: in `hidden`, for each block, [panels * 64 neurons][128 rows], with the neurons of the block's
-// union alone. In `unions`, for each block, `TiledMarks`, and its counts in `masks`, as `pack_words` may write `tails` first.
+// union alone. In `unions`, for each block, `TiledMarks`, and its counts in `masks`, as `pack_words` may write `tails`
+// first.
 #pragma once
 
 #include <algorithm>
@@ -28,12 +29,14 @@ struct CtaTile {
   bool operator==(const CtaTile&) const = default;
   // The rows of a tile that are computed: if a tile is one block, the same number in all of them, in steps of 16, as
   // all wait for the fullest.
-  int taken(const Ffn& f) const { return rows > kBlockRows ? rows : (f.rows + 16 * f.blocks - 1) / (16 * f.blocks) * 16; }
+  int taken(const Ffn& f) const {
+    return rows > kBlockRows ? rows : (f.rows + 16 * f.blocks - 1) / (16 * f.blocks) * 16;
+  }
   int columns(const Ffn& f) const { return (f.d_ff + neurons * kTiledPair - 1) / (neurons * kTiledPair) * kTiledPair; }
 };
 
-constexpr CtaTile kCtaTiles[] = {{128, 48},  {128, 64},  {128, 96},  {128, 112}, {128, 128}, {128, 144}, {128, 160},
-                                 {128, 176}, {128, 192}, {128, 224}, {128, 256}, {256, 176}};
+constexpr CtaTile kCtaTiles[] = {{128, 48},  {128, 64},  {128, 96},  {128, 112}, {128, 128}, {128, 144},
+                                 {128, 160}, {128, 176}, {128, 192}, {128, 224}, {128, 256}, {256, 176}};
 
 // Cycles of a step of 64 of k: the time to fetch its rows at this many bytes a cycle, or of the product of 128 rows and
 // `width` columns at four columns a cycle, whichever is longer.

@@ -17,7 +17,8 @@ void launch_counts<TWELL_T>(const Ffn& f, const Counts& out, cudaStream_t stream
   }
   if (out.fires != nullptr) {
     // As many CTAs as run at once, with several batches for each warp, and with no more rows than sums can hold.
-    const int groups = (f.tiles + kSumTiles - 1) / kSumTiles, shares = std::max(1, kCountCtas * multiprocessors() / groups);
+    const int groups = (f.tiles + kSumTiles - 1) / kSumTiles,
+              shares = std::max(1, kCountCtas * multiprocessors() / groups);
     const int batches = ((f.rows + shares - 1) / shares + kBatch - 1) / kBatch;
     const int rows = std::clamp(batches * kBatch, kCountWarps * kBatch, NeuronSums::kRows);
     run(count_neurons<TWELL_T>, dim3((f.rows + rows - 1) / rows, groups), sizeof(CountShared), f, out, rows);

@@ -10,8 +10,8 @@ namespace twell::hopper {
 
 constexpr int kCountThreads = 512, kCountWarps = kCountThreads / 32, kCountCtas = 3;  // CTAs of a multiprocessor
 constexpr int kSumTiles = 4;  // tiles of a CTA of the neurons' sums
-constexpr int kBatch = 32;  // rows that a warp takes at a time, a lane each
-constexpr int kPiece = 4;   // words that a lane reads at a time
+constexpr int kBatch = 32;    // rows that a warp takes at a time, a lane each
+constexpr int kPiece = 4;     // words that a lane reads at a time
 using NeuronSums = Sums<kSumTiles * kTile>;
 
 // Values that a warp has collected: fewer than a lane each from before, and those that its lanes read at a time. Each

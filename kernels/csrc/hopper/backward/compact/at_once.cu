@@ -10,7 +10,8 @@ using T = TWELL_T;
 
 template <Whole kWhole, typename Out>
 void launch_whole(const WholeMaps& maps, const CompactBackward& b, cudaStream_t stream) {
-  launch_overlapping(whole_product<T, Out, kWhole>, multiprocessors() / 2 * 2, kThreads, kWholeSharedBytes, 2, stream, maps, b);
+  launch_overlapping(whole_product<T, Out, kWhole>, multiprocessors() / 2 * 2, kThreads, kWholeSharedBytes, 2, stream,
+                     maps, b);
 }
 
 }  // namespace
@@ -29,7 +30,8 @@ void launch_at_once<T>(const CompactBackward& b, cudaStream_t stream) {
   static_assert(kTileM == kTileN / 2);
   launch_overlapping(choose_dense, 1, kChooseThreads, 0, 1, stream, b);
   const CUtensorMap x = tall(b.x, b.rows, b.d_model), dy = tall(b.dy, b.rows, b.d_model);
-  const CUtensorMap first_box = box(first, b.rows, b.d_ff), h_box = box(h, b.rows, b.d_ff), dg_box = box(dg, b.rows, b.d_ff);
+  const CUtensorMap first_box = box(first, b.rows, b.d_ff), h_box = box(h, b.rows, b.d_ff),
+                    dg_box = box(dg, b.rows, b.d_ff);
   WholeMaps maps{};
   maps.kept = kept != nullptr ? box(kept, b.rows, b.d_ff) : first_box;
   maps.a[0] = x, maps.b[0] = tall(b.w_gate, b.d_ff, b.d_model), maps.out[0] = first_box;
@@ -44,9 +46,12 @@ void launch_at_once<T>(const CompactBackward& b, cudaStream_t stream) {
   launch_whole<Whole::kDx, T>(maps, b, stream);
   maps.a[0] = first_box, maps.a[1] = dg_box, maps.a[2] = h_box;
   maps.b[0] = maps.b[1] = box(b.x, b.rows, b.d_model), maps.b[2] = box(b.dy, b.rows, b.d_model);
-  b.float_weights ? launch_whole<Whole::kWeights, float>(maps, b, stream) : launch_whole<Whole::kWeights, T>(maps, b, stream);
-  if (b.d_b_up != nullptr) launch_column_sums<T>({first, b.d_b_up, b.rows, b.d_ff, b.float_weights, nullptr, b.fits, kAtOnce}, stream);
-  if (b.d_b_gate != nullptr) launch_column_sums<T>({dg, b.d_b_gate, b.rows, b.d_ff, b.float_weights, nullptr, b.fits, kAtOnce}, stream);
+  b.float_weights ? launch_whole<Whole::kWeights, float>(maps, b, stream)
+                  : launch_whole<Whole::kWeights, T>(maps, b, stream);
+  if (b.d_b_up != nullptr)
+    launch_column_sums<T>({first, b.d_b_up, b.rows, b.d_ff, b.float_weights, nullptr, b.fits, kAtOnce}, stream);
+  if (b.d_b_gate != nullptr)
+    launch_column_sums<T>({dg, b.d_b_gate, b.rows, b.d_ff, b.float_weights, nullptr, b.fits, kAtOnce}, stream);
 }
 
 }  // namespace twell::hopper

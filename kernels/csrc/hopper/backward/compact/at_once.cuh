@@ -1,17 +1,17 @@
-// All gradients of a pass that does not fit, densely and each value once: g, h, du and dg as matrices [rows, d_ff] in the
-// arena, by products in the main loop of the gate's: tiles of 128 x 256, clusters of two CTAs that share the second
+// All gradients of a pass that does not fit, densely and each value once: g, h, du and dg as matrices [rows, d_ff] in
+// the arena, by products in the main loop of the gate's: tiles of 128 x 256, clusters of two CTAs that share the second
 // operand's tile, both operands by tensor copies.
 //
 //   1. g = act(x Wg^T)                2. h = g (x Wu^T)         3. dh = dy Wd^T, from it du in place of g, and dg
 //   4. dx = du Wu + dg Wg             5. dWu = du^T x, dWg = dg^T x, dWd = h^T dy
 //
 // A plain FFN has no second product, no du, and h in place of g. Bytes from the L2: 32 KB a CTA for 1 024 cycles of
-// products. Of calls whose arena has room for three such matrices, and of which every row is finite: others are computed
-// in `dense.cuh`'s passes.
+// products. Of calls whose arena has room for three such matrices, and of which every row is finite: others are
+// computed in `dense.cuh`'s passes.
 //
-// A call that has kept g and h whole begins with the third product, and reads them where they were kept. With room for them
-// that is not used so, h of a gated FFN lies where it would have been kept, behind the values that were, and the arena has
-// two matrices.
+// A call that has kept g and h whole begins with the third product, and reads them where they were kept. With room for
+// them that is not used so, h of a gated FFN lies where it would have been kept, behind the values that were, and the
+// arena has two matrices.
 #pragma once
 
 #include "hopper/backward/compact/jobs.cuh"
@@ -23,9 +23,9 @@ constexpr int kFits = 1, kByPasses = 0, kAtOnce = -1, kFromKept = -2;  // values
 
 enum class Whole { kGate, kUp, kDh, kDx, kWeights };  // the products
 
-// What a product reads and writes as boxes. a, b: operands of each of its products (of du, dg and h), or of each part of
-// its sum (of du and dg); in: tiles for the epilogue; out: its results, unless rows are written; kept: the first matrix
-// where it was kept, g or in a plain FFN h, in place of the one that is made.
+// What a product reads and writes as boxes. a, b: operands of each of its products (of du, dg and h), or of each part
+// of its sum (of du and dg); in: tiles for the epilogue; out: its results, unless rows are written; kept: the first
+// matrix where it was kept, g or in a plain FFN h, in place of the one that is made.
 struct WholeMaps {
   CUtensorMap a[3], b[3], in[2], out[2], kept;
 };
@@ -45,12 +45,14 @@ struct WholeTiles {
   static constexpr bool kValues = kWhole <= Whole::kDh, kOfNeurons = kWhole == Whole::kWeights;
   static constexpr int kProducts = kOfNeurons ? 3 : 1, kParts = kWhole == Whole::kDx ? 2 : 1;
   int height, width, steps, pairs, columns;  // steps: of each part of the sum; pairs: of tiles, one above the other
-  int first;  // the first product, or the first part of the sum: 1 without du
+  // the first product, or the first part of the sum: 1 without du
+  int first;
   __device__ __forceinline__ explicit WholeTiles(const CompactBackward& b)
       : height(kOfNeurons ? b.d_ff : b.rows), width(kValues ? b.d_ff : b.d_model) {
     const int depth = kOfNeurons ? b.rows : kValues ? b.d_model : b.d_ff;
     first = b.plain && (kOfNeurons || kWhole == Whole::kDx);
-    steps = (depth + kTileK - 1) / kTileK, pairs = (height + 2 * kTileM - 1) / (2 * kTileM), columns = (width + kTileN - 1) / kTileN;
+    steps = (depth + kTileK - 1) / kTileK, pairs = (height + 2 * kTileM - 1) / (2 * kTileM),
+    columns = (width + kTileN - 1) / kTileN;
   }
   __device__ __forceinline__ int all_steps() const { return kWhole == Whole::kDx ? (kParts - first) * steps : steps; }
   // Calls work(product, first row, first column) for this CTA's tiles.
@@ -65,10 +67,11 @@ struct WholeTiles {
   }
 };
 
-// Requests a step: this CTA's rows from m0 on, and for both CTAs the rank-th half of the second operand, from n on. By a lane.
+// Requests a step: this CTA's rows from m0 on, and for both CTAs the rank-th half of the second operand, from n on. By
+// a lane.
 template <Whole kWhole>
-__device__ __forceinline__ void request_step(Shared& s, int stage, const CUtensorMap& a, const CUtensorMap& b, uint64_t* full, int m0, int n,
-                                             int k0, int rank) {
+__device__ __forceinline__ void request_step(Shared& s, int stage, const CUtensorMap& a, const CUtensorMap& b,
+                                             uint64_t* full, int m0, int n, int k0, int rank) {
   barrier_expect(full, kABytes + kBBytes);
   if constexpr (WholeTiles<kWhole>::kOfNeurons) {
     tma_load_2d(s.a[stage], &a, full, m0, k0);
@@ -85,18 +88,19 @@ __device__ __forceinline__ void request_step(Shared& s, int stage, const CUtenso
   }
 }
 
-// By a warp. Each CTA fetches its own rows, and half of the second operand for both. kept_hidden: h is the first matrix, and was
-// kept
+// By a warp. Each CTA fetches its own rows, and half of the second operand for both. kept_hidden: h is the first
+// matrix, and was kept
 template <Whole kWhole>
-__device__ __forceinline__ void produce_whole(const WholeMaps& maps, Shared& s, const WholeTiles<kWhole>& tiles, bool kept_hidden, int rank,
-                                              int lane) {
+__device__ __forceinline__ void produce_whole(const WholeMaps& maps, Shared& s, const WholeTiles<kWhole>& tiles,
+                                              bool kept_hidden, int rank, int lane) {
   using Tiles = WholeTiles<kWhole>;
   Ring ring;
   ring.phase = 1;
   tiles.each(rank, [&](int product, int m0, int n0) {
 #pragma unroll 1
     for (int part = kWhole == Whole::kDx ? tiles.first : 0; part < Tiles::kParts; ++part) {
-      const CUtensorMap *a = Tiles::kOfNeurons && kept_hidden && product == 2 ? &maps.kept : &maps.a[product + part], *b = &maps.b[product + part];
+      const CUtensorMap *a = Tiles::kOfNeurons && kept_hidden && product == 2 ? &maps.kept : &maps.a[product + part],
+                        *b = &maps.b[product + part];
 #pragma unroll 1
       for (int step = 0; step < tiles.steps; ++step, ring.next()) {
         uint64_t* full = &s.full[ring.stage];
@@ -115,7 +119,8 @@ __device__ __forceinline__ unsigned char* half_panel(Shared& s, int panel, const
 }
 
 // Requests a box for a warpgroup's rows of a panel. By a lane.
-__device__ __forceinline__ void fetch_box(const CUtensorMap& map, unsigned char* to, uint64_t* barrier, int column, int row) {
+__device__ __forceinline__ void fetch_box(const CUtensorMap& map, unsigned char* to, uint64_t* barrier, int column,
+                                          int row) {
   barrier_expect(barrier, kBoxBytes);
   tma_load_2d(to, &map, barrier, column, row);
 }
@@ -128,8 +133,8 @@ __device__ __forceinline__ void send_box(const CUtensorMap& map, const unsigned 
 
 // g of a tile from its sums.
 template <typename T>
-__device__ __forceinline__ void finish_gate(float (&d)[128], const CompactBackward& b, const WholeMaps& maps, Shared& s, int m0, int n0,
-                                            const Consumer& c) {
+__device__ __forceinline__ void finish_gate(float (&d)[128], const CompactBackward& b, const WholeMaps& maps, Shared& s,
+                                            int m0, int n0, const Consumer& c) {
   add_bias<T, kTileN>(d, b.b_gate, n0, b.d_ff, c.lane);
   if (c.lane == 0) bulk_wait_read<0>();
   c.sync();
@@ -140,8 +145,9 @@ __device__ __forceinline__ void finish_gate(float (&d)[128], const CompactBackwa
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float* v = d + 32 * p + 8 * j;
-      store_matrices(row + p * kPanelBytes + (((2 * j + corner.chunk) ^ (corner.row & 7)) << 4), round_activated<T>(v[0], v[1]),
-                     round_activated<T>(v[2], v[3]), round_activated<T>(v[4], v[5]), round_activated<T>(v[6], v[7]));
+      store_matrices(row + p * kPanelBytes + (((2 * j + corner.chunk) ^ (corner.row & 7)) << 4),
+                     round_activated<T>(v[0], v[1]), round_activated<T>(v[2], v[3]), round_activated<T>(v[4], v[5]),
+                     round_activated<T>(v[6], v[7]));
     }
   fence_async_proxy();
   c.sync();
@@ -151,18 +157,21 @@ __device__ __forceinline__ void finish_gate(float (&d)[128], const CompactBackwa
 // Turns g and h of a warpgroup's rows of a panel, in two panels of the staging tile, into du and dg. l1_scale: of the
 // thread's two rows
 template <typename T, int kPanel>
-__device__ __forceinline__ void finish_panel(const float (&d)[128], Shared& s, const float (&l1_scale)[2], const Consumer& c) {
+__device__ __forceinline__ void finish_panel(const float (&d)[128], Shared& s, const float (&l1_scale)[2],
+                                             const Consumer& c) {
   const Corner corner(c.lane);
   unsigned char* row = s.staging + kPanel % 2 * 2 * kPanelBytes + (c.group * 64 + c.warp * 16 + corner.row) * 128;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     unsigned char* at = row + (((2 * j + corner.chunk) ^ (corner.row & 7)) << 4);
     uint32_t gates[4], hidden[4];
-    sm80::load_matrices<false>(gates, smem_address(at)), sm80::load_matrices<false>(hidden, smem_address(at + kPanelBytes));
+    sm80::load_matrices<false>(gates, smem_address(at));
+    sm80::load_matrices<false>(hidden, smem_address(at + kPanelBytes));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const auto of = [&](int e) {
-        return ValueGradients(half_of<T>(gates[i], e), half_of<T>(hidden[i], e), d[32 * kPanel + 8 * j + 2 * i + e], l1_scale[i % 2]);
+        return ValueGradients(half_of<T>(gates[i], e), half_of<T>(hidden[i], e), d[32 * kPanel + 8 * j + 2 * i + e],
+                              l1_scale[i % 2]);
       };
       const ValueGradients low = of(0), high = of(1);
       gates[i] = round_pair<T>(low.du, high.du), hidden[i] = round_pair<T>(low.dg, high.dg);
@@ -172,12 +181,13 @@ __device__ __forceinline__ void finish_panel(const float (&d)[128], Shared& s, c
   }
 }
 
-// du and dg of a tile from its sums, a panel after the other: g and h of two panels are in the staging tile, or under way.
-// The warp-th of its panels is fetched, by the map `in`, and sent by one warp of each warpgroup: g and du by even ones, h and dg
-// by odd ones.
+// du and dg of a tile from its sums, a panel after the other: g and h of two panels are in the staging tile, or under
+// way. The warp-th of its panels is fetched, by the map `in`, and sent by one warp of each warpgroup: g and du by even
+// ones, h and dg by odd ones.
 template <typename T>
-__device__ __forceinline__ void finish_dh(const float (&d)[128], const CompactBackward& b, const WholeMaps& maps, const CUtensorMap& in, Shared& s,
-                                          WholeMemory& m, int m0, int n0, const Consumer& c) {
+__device__ __forceinline__ void finish_dh(const float (&d)[128], const CompactBackward& b, const WholeMaps& maps,
+                                          const CUtensorMap& in, Shared& s, WholeMemory& m, int m0, int n0,
+                                          const Consumer& c) {
   const float scale = *b.l1_scale;
   float l1_scale[2];
 #pragma unroll
@@ -208,8 +218,9 @@ __device__ __forceinline__ void finish_dh(const float (&d)[128], const CompactBa
 }
 
 template <typename T, typename Out, Whole kWhole>
-__device__ __forceinline__ void consume_whole(const WholeMaps& maps, const CompactBackward& b, Shared& s, WholeMemory& m,
-                                              const WholeTiles<kWhole>& tiles, int rank, const Consumer& c) {
+__device__ __forceinline__ void consume_whole(const WholeMaps& maps, const CompactBackward& b, Shared& s,
+                                              WholeMemory& m, const WholeTiles<kWhole>& tiles, int rank,
+                                              const Consumer& c) {
   using Tiles = WholeTiles<kWhole>;
   constexpr bool kUp = kWhole == Whole::kUp;
   Ring ring;
@@ -231,7 +242,8 @@ __device__ __forceinline__ void consume_whole(const WholeMaps& maps, const Compa
     } else if constexpr (kUp) {
       wait_as_warp(&m.fetched[c.group][0], phase), phase ^= 1;
       add_bias<T, kTileN>(d, b.b_up, n0, b.d_ff, c.lane);
-      finish_up<T, 4>(d, s, c, false, [](int) { return 0.f; }, [](int) {}, [](int) { return static_cast<int*>(nullptr); });
+      finish_up<T, 4>(
+          d, s, c, false, [](int) { return 0.f; }, [](int) {}, [](int) { return static_cast<int*>(nullptr); });
       fence_async_proxy();
       c.sync();
       if (c.lane == 0) send_box(maps.out[0], half_panel(s, c.warp, c), n0 + c.warp * kBox, m0 + c.group * 64);
@@ -242,20 +254,25 @@ __device__ __forceinline__ void consume_whole(const WholeMaps& maps, const Compa
       constexpr bool kDx = kWhole == Whole::kDx;
       Out* const matrix = static_cast<Out*>(kDx ? b.dx : product == 0 ? b.d_up : product == 1 ? b.d_gate : b.d_down);
       const int first = m0 + c.group * 64 + c.warp * 16;
-      write_rows<T, Out, kTileN>(d, s, c, n0, b.d_model, [&](int r) {
-        return first + r < tiles.height ? matrix + static_cast<int64_t>(first + r) * b.d_model : nullptr;
-      }, !kDx && (product == 2 ? b.adds_down : b.adds));
+      write_rows<T, Out, kTileN>(
+          d, s, c, n0, b.d_model,
+          [&](int r) {
+            return first + r < tiles.height ? matrix + static_cast<int64_t>(first + r) * b.d_model : nullptr;
+          },
+          !kDx && (product == 2 ? b.adds_down : b.adds));
     }
   });
   bulk_wait<0>();
 }
 
 template <typename T, typename Out, Whole kWhole>
-__global__ void __launch_bounds__(kThreads, 1) whole_product(const __grid_constant__ WholeMaps maps, const __grid_constant__ CompactBackward b) {
+__global__ void __launch_bounds__(kThreads, 1)
+    whole_product(const __grid_constant__ WholeMaps maps, const __grid_constant__ CompactBackward b) {
   extern __shared__ __align__(1024) unsigned char raw[];
   Shared& s = *in_register(reinterpret_cast<Shared*>(raw));
   __shared__ WholeMemory memory;
-  const int group = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, rank = cluster_rank();
+  const int group = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32,
+            rank = cluster_rank();
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2 * kConsumerWarps);
     for (auto& of_group : memory.fetched)

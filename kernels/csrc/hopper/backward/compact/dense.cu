@@ -6,12 +6,15 @@ namespace twell::hopper {
 
 template <>
 void launch_dense_values<TWELL_T>(const CompactBackward& b, bool by_neuron, cudaStream_t stream) {
-  const auto map = [&](const void* matrix, int height) { return tensor_map<TWELL_T>(matrix, height, b.d_model, kTileM); };
+  const auto map = [&](const void* matrix, int height) {
+    return tensor_map<TWELL_T>(matrix, height, b.d_model, kTileM);
+  };
   static_assert(kDenseNeurons == kTileM);
-  const int tiles = by_neuron ? b.blocks * ((b.count + kDenseGroups - 1) / kDenseGroups) : b.count * ((b.panels + kDenseGroups - 1) / kDenseGroups);
-  launch_overlapping(by_neuron ? dense_values<TWELL_T, true> : dense_values<TWELL_T, false>, std::min(multiprocessors(), tiles), kThreads,
-                     kSharedBytes, 1, stream, map(b.x, b.rows), map(b.dy, b.rows), map(b.w_gate, b.d_ff), map(b.w_up, b.d_ff),
-                     map(b.w_down, b.d_ff), b);
+  const int tiles = by_neuron ? b.blocks * ((b.count + kDenseGroups - 1) / kDenseGroups)
+                              : b.count * ((b.panels + kDenseGroups - 1) / kDenseGroups);
+  launch_overlapping(by_neuron ? dense_values<TWELL_T, true> : dense_values<TWELL_T, false>,
+                     std::min(multiprocessors(), tiles), kThreads, kSharedBytes, 1, stream, map(b.x, b.rows),
+                     map(b.dy, b.rows), map(b.w_gate, b.d_ff), map(b.w_up, b.d_ff), map(b.w_down, b.d_ff), b);
 }
 
 template <>

@@ -1,5 +1,5 @@
-// g, h, and from dh = dy Wd^T the values of du and dg, for all of some neurons of some rows: three dense products of 128
-// rows and 128 neurons, one after the other, whose rounded results stay in registers.
+// g, h, and from dh = dy Wd^T the values of du and dg, for all of some neurons of some rows: three dense products of
+// 128 rows and 128 neurons, one after the other, whose rounded results stay in registers.
 //
 // By neuron they leave as chunks, for the weights' gradients, else as panels, for dx: as images of shared memory, a
 // warpgroup's 64 rows by itself. Rows that are not finite have zeros.
@@ -10,16 +10,17 @@
 namespace twell::hopper {
 
 constexpr int kDenseNeurons = 128, kDenseGroups = kDenseNeurons / kListNeurons;
-constexpr int kDensePairs = kDenseNeurons / 4;   // pairs of a thread: of columns 8 j and the row 8 h further, the 2 j + h-th
-constexpr int kDenseWidth = 8;                   // tiles of neurons that follow each other before the next rows
-constexpr int kDenseBBytes = kBBytes / 2;        // of a stage; the other half has h, by neuron
+constexpr int kDensePairs = kDenseNeurons / 4;  // of a thread: of columns 8 j and the row 8 h further, the 2 j + h-th
+constexpr int kDenseWidth = 8;                  // tiles of neurons that follow each other before the next rows
+constexpr int kDenseBBytes = kBBytes / 2;       // of a stage; the other half has h, by neuron
 constexpr int kImageBytes = kListNeurons * kChunk * 2;
 
 // The t-th tile of a launch.
 struct DenseTile {
   int block, pair;  // the block of rows, and the pair of groups of neurons: those of the launch, from 0 on
   __device__ __forceinline__ DenseTile(int t, int blocks, int pairs) {
-    const int of_width = kDenseWidth * blocks, left = t % of_width, before = t / of_width * kDenseWidth, width = min(kDenseWidth, pairs - before);
+    const int of_width = kDenseWidth * blocks, left = t % of_width, before = t / of_width * kDenseWidth,
+              width = min(kDenseWidth, pairs - before);
     block = left / width, pair = before + left % width;
   }
 };
@@ -29,7 +30,9 @@ template <bool kByNeuron>
 struct DenseTiles {
   int blocks, pairs, first_block, first_group, groups;
   __device__ __forceinline__ explicit DenseTiles(const CompactBackward& b)
-      : blocks(kByNeuron ? b.blocks : b.count), first_block(kByNeuron ? 0 : b.first), first_group(kByNeuron ? b.first : 0),
+      : blocks(kByNeuron ? b.blocks : b.count),
+        first_block(kByNeuron ? 0 : b.first),
+        first_group(kByNeuron ? b.first : 0),
         groups(kByNeuron ? b.count : b.panels) {
     pairs = (groups + kDenseGroups - 1) / kDenseGroups;
   }
@@ -42,13 +45,15 @@ struct DenseTiles {
 
 // By a warp.
 template <bool kByNeuron>
-__device__ __forceinline__ void produce_dense(const CUtensorMap& x_map, const CUtensorMap& dy_map, const CUtensorMap& gate_map,
-                                              const CUtensorMap& up_map, const CUtensorMap& down_map, const CompactBackward& b, Shared& s,
+__device__ __forceinline__ void produce_dense(const CUtensorMap& x_map, const CUtensorMap& dy_map,
+                                              const CUtensorMap& gate_map, const CUtensorMap& up_map,
+                                              const CUtensorMap& down_map, const CompactBackward& b, Shared& s,
                                               const DenseTiles<kByNeuron>& tiles, int steps, int lane) {
   Ring ring;
   ring.phase = 1;
   tiles.each([&](const DenseTile& tile) {
-    const int row0 = (tiles.first_block + tile.block) * kTileM, neuron0 = (tiles.first_group + tile.pair * kDenseGroups) * kListNeurons;
+    const int row0 = (tiles.first_block + tile.block) * kTileM,
+              neuron0 = (tiles.first_group + tile.pair * kDenseGroups) * kListNeurons;
     const auto load = [&](const CUtensorMap& rows, const CUtensorMap& weights) {
 #pragma unroll 1
       for (int step = 0; step < steps; ++step, ring.next()) {
@@ -79,7 +84,8 @@ struct DenseValues {
   __device__ __forceinline__ void take_up(const float (&u)[128]) {
 #pragma unroll
     for (int i = 0; i < kDensePairs; ++i)
-      hidden[i] = positive_halves<T>(gate[i]) & round_pair<T>(half_of<T>(gate[i], 0) * u[2 * i], half_of<T>(gate[i], 1) * u[2 * i + 1]);
+      hidden[i] = positive_halves<T>(gate[i]) &
+                  round_pair<T>(half_of<T>(gate[i], 0) * u[2 * i], half_of<T>(gate[i], 1) * u[2 * i + 1]);
   }
   // there: whether each of the thread's two rows exists and is finite; l1_scale: of each, 0 if it does not count.
   template <typename T>
@@ -97,10 +103,14 @@ struct DenseValues {
 };
 
 // Where a warpgroup's images of two groups' h lie, by neuron.
-__device__ __forceinline__ unsigned char* hidden_images(Shared& s, const Consumer& c) { return s.b[c.group] + kDenseBBytes; }
+__device__ __forceinline__ unsigned char* hidden_images(Shared& s, const Consumer& c) {
+  return s.b[c.group] + kDenseBBytes;
+}
 
-// Writes a thread's pairs transposed into the images [64 neurons][64 tokens] of two groups, `pitch` bytes from each other.
-__device__ __forceinline__ void stage_chunks(const uint32_t (&pairs)[kDensePairs], unsigned char* images, int pitch, const Consumer& c) {
+// Writes a thread's pairs transposed into the images [64 neurons][64 tokens] of two groups, `pitch` bytes from each
+// other.
+__device__ __forceinline__ void stage_chunks(const uint32_t (&pairs)[kDensePairs], unsigned char* images, int pitch,
+                                             const Consumer& c) {
   const int chunk = 2 * c.warp + (c.lane >> 3 & 1), neuron0 = (c.lane >> 4) * 8 + (c.lane & 7);
 #pragma unroll
   for (int j = 0; j < kDenseNeurons / 8; j += 2) {
@@ -110,19 +120,21 @@ __device__ __forceinline__ void stage_chunks(const uint32_t (&pairs)[kDensePairs
 }
 
 // Writes a thread's pairs into its warpgroup's rows of the staging tile's panels `panel` and the next one.
-__device__ __forceinline__ void stage_panels(const uint32_t (&pairs)[kDensePairs], Shared& s, int panel, const Consumer& c) {
+__device__ __forceinline__ void stage_panels(const uint32_t (&pairs)[kDensePairs], Shared& s, int panel,
+                                             const Consumer& c) {
   const Corner corner(c.lane);
   unsigned char* row = s.staging + panel * kPanelBytes + (c.group * 64 + c.warp * 16 + corner.row) * 128;
 #pragma unroll
   for (int j = 0; j < kDenseNeurons / 8; j += 2)
-    store_matrices(row + j / 8 * kPanelBytes + (((j % 8 + corner.chunk) ^ (corner.row & 7)) << 4), pairs[2 * j], pairs[2 * j + 1], pairs[2 * j + 2],
-                   pairs[2 * j + 3]);
+    store_matrices(row + j / 8 * kPanelBytes + (((j % 8 + corner.chunk) ^ (corner.row & 7)) << 4), pairs[2 * j],
+                   pairs[2 * j + 1], pairs[2 * j + 2], pairs[2 * j + 3]);
 }
 
 // Stages the values of a tile, and sends this warpgroup's to the arena: a warp each of the four parts.
 template <bool kByNeuron>
-__device__ __forceinline__ void send_dense(const DenseValues& v, const CompactBackward& b, Shared& s, const DenseTiles<kByNeuron>& tiles,
-                                           const DenseTile& tile, const Consumer& c) {
+__device__ __forceinline__ void send_dense(const DenseValues& v, const CompactBackward& b, Shared& s,
+                                           const DenseTiles<kByNeuron>& tiles, const DenseTile& tile,
+                                           const Consumer& c) {
   constexpr int kPair = 2 * kImageBytes;  // du and dg of a group
   unsigned char* arena = static_cast<unsigned char*>(b.chunks);
   const int which = c.warp / 2, at = c.warp % 2, group = tile.pair * kDenseGroups + at;
@@ -133,13 +145,15 @@ __device__ __forceinline__ void send_dense(const DenseValues& v, const CompactBa
   if constexpr (kByNeuron) {
     stage_chunks(v.gate, pairs, kPair, c), stage_chunks(v.other, pairs + kImageBytes, kPair, c);
     stage_chunks(v.hidden, hidden_images(s, c), kImageBytes, c);
-    to = arena + (static_cast<int64_t>(group) * b.blocks * 2 + 2 * tile.block + c.group) * (kChunkValues * 2) + which * kPair;
+    to = arena + (static_cast<int64_t>(group) * b.blocks * 2 + 2 * tile.block + c.group) * (kChunkValues * 2) +
+         which * kPair;
     from = which == 0 ? pairs + at * kPair : hidden_images(s, c) + at * kImageBytes;
     bytes = which == 0 ? kPair : kImageBytes;
   } else {
     stage_panels(v.gate, s, 0, c), stage_panels(v.other, s, 2, c);
     constexpr int kHalfPanel = kPanelBytes / 2;
-    to = arena + ((static_cast<int64_t>(tile.block) * 2 + which) * b.panels + group) * kPanelBytes + c.group * kHalfPanel;
+    to = arena + ((static_cast<int64_t>(tile.block) * 2 + which) * b.panels + group) * kPanelBytes +
+         c.group * kHalfPanel;
     from = s.staging + c.warp * kPanelBytes + c.group * kHalfPanel;
     bytes = kHalfPanel;
   }
@@ -149,8 +163,10 @@ __device__ __forceinline__ void send_dense(const DenseValues& v, const CompactBa
 }
 
 template <typename T, bool kByNeuron>
-__device__ __forceinline__ void consume_dense(const CompactBackward& b, Shared& s, const DenseTiles<kByNeuron>& tiles, int steps, const Consumer& c) {
-  static_assert(kBlockRows == 2 * kChunk && kTileM == kBlockRows && kStages >= 2 && sizeof(s.staging) == 8 * kImageBytes);
+__device__ __forceinline__ void consume_dense(const CompactBackward& b, Shared& s, const DenseTiles<kByNeuron>& tiles,
+                                              int steps, const Consumer& c) {
+  static_assert(kBlockRows == 2 * kChunk && kTileM == kBlockRows && kStages >= 2 &&
+                sizeof(s.staging) == 8 * kImageBytes);
   Ring ring;
   float d[128];
   const float scale = *b.l1_scale;
@@ -158,7 +174,8 @@ __device__ __forceinline__ void consume_dense(const CompactBackward& b, Shared& 
     DenseValues v;
     const auto run = [&] { multiply<T, kDenseNeurons, 0, 1>(d, s, ring, steps, false, c, [] {}); };
     const auto add = [&](const void* bias) {
-      add_bias<T, kDenseNeurons>(d, bias, (tiles.first_group + tile.pair * kDenseGroups) * kListNeurons, b.d_ff, c.lane);
+      add_bias<T, kDenseNeurons>(d, bias, (tiles.first_group + tile.pair * kDenseGroups) * kListNeurons, b.d_ff,
+                                 c.lane);
     };
     run(), add(b.b_gate);
     v.template take_gate<T>(d);

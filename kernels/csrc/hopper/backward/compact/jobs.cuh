@@ -33,13 +33,14 @@ __device__ __forceinline__ void add_bias(float (&z)[128], const void* bias, int 
   }
 }
 
-// A thread's part of a piece that several CTAs share. Slots of the first phase have whole tiles, those of the second one
-// half as much.
+// A thread's part of a piece that several CTAs share. Slots of the first phase have whole tiles, those of the second
+// one half as much.
 __device__ __forceinline__ float4* part_of(const CompactBackward& b, int slot) {
   constexpr int kFours = kTileM * kTileN / 4;
   static_assert(kFours * 16 == kPartBytesOfTile);
   const int cta = slot / 2, whole = min(cta, kMostCtas);
-  return reinterpret_cast<float4*>(b.sides[slot % 2]) + static_cast<int64_t>(whole) * kFours + static_cast<int64_t>(cta - whole) * (kFours / 2) + threadIdx.x;
+  return reinterpret_cast<float4*>(b.sides[slot % 2]) + static_cast<int64_t>(whole) * kFours +
+         static_cast<int64_t>(cta - whole) * (kFours / 2) + threadIdx.x;
 }
 
 template <typename T>
@@ -55,7 +56,8 @@ struct CompactDxJob : DxJob<T, CompactBackward> {
 template <typename T, typename Out>
 struct CompactWeightsJob : WeightsJob<T, Out, CompactBackward> {
   using WeightsJob<T, Out, CompactBackward>::b;
-  __device__ __forceinline__ explicit CompactWeightsJob(const CompactBackward& pass) : WeightsJob<T, Out, CompactBackward>{pass} {}
+  __device__ __forceinline__ explicit CompactWeightsJob(const CompactBackward& pass)
+      : WeightsJob<T, Out, CompactBackward>{pass} {}
   __device__ __forceinline__ bool is_needless() const { return needs_no_products(b); }
 };
 
@@ -68,7 +70,8 @@ struct DenseDxJob : DxJob<T, CompactBackward> {
   __device__ __forceinline__ int items() const { return b.count; }
   __device__ __forceinline__ int steps(int) const { return 2 * b.panels; }
   __device__ __forceinline__ const void* panel(int item, int, int step, int) const {
-    return static_cast<const unsigned char*>(b.panels_of_rows) + (static_cast<int64_t>(item) * 2 * b.panels + step) * kPanelBytes;
+    return static_cast<const unsigned char*>(b.panels_of_rows) +
+           (static_cast<int64_t>(item) * 2 * b.panels + step) * kPanelBytes;
   }
   __device__ __forceinline__ int row(int, int step, int place) const {
     const int neuron = (step < b.panels ? step : step - b.panels) * kPanelColumns + place;
@@ -86,13 +89,15 @@ struct DenseDxJob : DxJob<T, CompactBackward> {
 template <typename T, typename Out>
 struct DenseWeightsJob : WeightsJob<T, Out, CompactBackward> {
   using WeightsJob<T, Out, CompactBackward>::b;
-  __device__ __forceinline__ explicit DenseWeightsJob(const CompactBackward& pass) : WeightsJob<T, Out, CompactBackward>{pass} {}
+  __device__ __forceinline__ explicit DenseWeightsJob(const CompactBackward& pass)
+      : WeightsJob<T, Out, CompactBackward>{pass} {}
   __device__ __forceinline__ bool is_needless() const { return needs_no_passes(b); }
   __device__ __forceinline__ int items() const { return b.count; }
   __device__ __forceinline__ int steps(int) const { return chunks_of(b.rows); }
   __device__ __forceinline__ const void* panel(int item, int column, int step, int) const {
     const int64_t chunk = static_cast<int64_t>(item) * b.blocks * (kBlockRows / kChunk) + step;
-    return static_cast<const uint16_t*>(b.chunks) + chunk * kChunkValues + (this->is_light(column) ? 2 * kListNeurons * kChunk : 0);
+    return static_cast<const uint16_t*>(b.chunks) + chunk * kChunkValues +
+           (this->is_light(column) ? 2 * kListNeurons * kChunk : 0);
   }
   __device__ __forceinline__ int row(int, int step, int place) const {
     const int row = step * kChunk + place;
@@ -107,10 +112,13 @@ struct DenseWeightsJob : WeightsJob<T, Out, CompactBackward> {
     const bool light = this->is_light(piece.column);
     Out* const matrix = static_cast<Out*>(light ? b.d_down : c.group == 0 ? b.d_up : b.d_gate);
     const int n0 = this->first_output(piece.column) + (light ? c.column0 : 0);
-    write_rows<T, Out, kN>(d, s, c, n0, b.d_model, [&](int r) {
-      const int of = neuron(piece.item, c.warp * 16 + r);
-      return of >= 0 ? matrix + static_cast<int64_t>(of) * b.d_model : nullptr;
-    }, light ? b.adds_down : b.adds);
+    write_rows<T, Out, kN>(
+        d, s, c, n0, b.d_model,
+        [&](int r) {
+          const int of = neuron(piece.item, c.warp * 16 + r);
+          return of >= 0 ? matrix + static_cast<int64_t>(of) * b.d_model : nullptr;
+        },
+        light ? b.adds_down : b.adds);
   }
 };
 

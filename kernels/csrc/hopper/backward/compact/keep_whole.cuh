@@ -1,9 +1,9 @@
-// g and h of a call of which much fires, as matrices [rows, d_ff] in the memory that values would take: a backward pass that
-// reads them makes neither product again. Whether a call is kept so is decided by the rows of its first launch, for all of
-// its rows.
+// g and h of a call of which much fires, as matrices [rows, d_ff] in the memory that values would take: a backward pass
+// that reads them makes neither product again. Whether a call is kept so is decided by the rows of its first launch,
+// for all of its rows.
 //
-// A warp for a row, eight columns to a lane. h comes from the panels; in a gated FFN g from `spill`, or from its words where
-// a row's tile is not there. Rows that are not finite are left out: their call makes all of it again.
+// A warp for a row, eight columns to a lane. h comes from the panels; in a gated FFN g from `spill`, or from its words
+// where a row's tile is not there. Rows that are not finite are left out: their call makes all of it again.
 #pragma once
 
 #include "hopper/backward/keep.cuh"
@@ -27,7 +27,8 @@ __device__ __forceinline__ bool keeps_whole(const Keeping<T>& keeping, First...)
     __syncthreads();
     whole = *keeping.fired > static_cast<int64_t>(k.whole_from) * f.rows;
   }
-  if (whole && keeping.rank == 0 && threadIdx.x == 0) *k.used = kKeptWhole, k.union_sizes[keeping.block] = f.union_sizes[keeping.block];
+  if (whole && keeping.rank == 0 && threadIdx.x == 0)
+    *k.used = kKeptWhole, k.union_sizes[keeping.block] = f.union_sizes[keeping.block];
   return whole;
 }
 
@@ -72,19 +73,21 @@ __device__ __forceinline__ uint4 eight_gates(const Ffn& f, int row, int tile, ui
 template <typename T>
 __device__ __forceinline__ float sum_of_sizes(const uint4& eight) {
   float sum = 0.f;
-  for (const uint32_t pair : {eight.x, eight.y, eight.z, eight.w}) sum += fabsf(half_of<T>(pair, 0)) + fabsf(half_of<T>(pair, 1));
+  for (const uint32_t pair : {eight.x, eight.y, eight.z, eight.w})
+    sum += fabsf(half_of<T>(pair, 0)) + fabsf(half_of<T>(pair, 1));
   return sum;
 }
 
-// Writes the rows of this CTA; returns this lane's sum of |h|. kAll: as above; kSpilled: all tiles of the block are in `spill`;
-// kPlain: without an up branch
+// Writes the rows of this CTA; returns this lane's sum of |h|. kAll: as above; kSpilled: all tiles of the block are in
+// `spill`; kPlain: without an up branch
 template <bool kAll, bool kSpilled, bool kPlain, typename T>
 __device__ __forceinline__ float write_rows_whole(const Keeping<T>& keeping) {
   constexpr int kAhead = 4;  // tiles whose loads are in flight
   const Ffn& f = keeping.f;
   const int lane = keeping.lane, eights = f.d_ff / 8;
   const int64_t matrix = static_cast<int64_t>(keeping.k.rows) * eights;
-  uint4* const line = reinterpret_cast<uint4*>((reinterpret_cast<uintptr_t>(keeping.values) + 15) / 16 * 16) + keeping.warp * 32;
+  uint4* const line =
+      reinterpret_cast<uint4*>((reinterpret_cast<uintptr_t>(keeping.values) + 15) / 16 * 16) + keeping.warp * 32;
   float sum = 0.f;
   keeping.each_row([&](int in_block, int row, bool counts_here) {
     uint4* const first = reinterpret_cast<uint4*>(keeping.k.whole) + static_cast<int64_t>(row) * eights;
@@ -110,7 +113,8 @@ __device__ __forceinline__ float write_rows_whole(const Keeping<T>& keeping) {
     if constexpr (!kSpilled && !kPlain) {
 #pragma unroll 1
       for (int tile = 0; tile < f.tiles; ++tile) {
-        const uint4 gates = eight_gates(f, row, tile, f.heads[(static_cast<int64_t>(row) * f.tiles + tile) * kHead], line, lane);
+        const uint4 gates =
+            eight_gates(f, row, tile, f.heads[(static_cast<int64_t>(row) * f.tiles + tile) * kHead], line, lane);
         if (32 * tile + lane < eights) __stcs(first + 32 * tile + lane, gates);
       }
     }

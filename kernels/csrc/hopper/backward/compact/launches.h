@@ -8,17 +8,19 @@ namespace twell::hopper {
 // How the arena is used, as hopper_backward.py has planned it.
 struct CompactSizes {
   int64_t arena_bytes;
-  int groups, blocks;       // of neurons and of rows, in each of the dense passes
-  bool sums_in_gradients;   // whether sums of tiles of dx fit into d_gate and d_up, which are written after dx; else `sums` has them
-  bool sums_in_dx;          // whether those of the dense gradients of weights fit into dx, which is written after them
-  bool at_once;             // whether the arena has room for all values as matrices, and is to be used so
-  int64_t panels_at;        // the byte of the kept tensor from which on panels lie there, or 0: they are in the arena
+  int groups, blocks;  // of neurons and of rows, in each of the dense passes
+  // whether sums of tiles of dx fit into d_gate and d_up, which are written after dx; else `sums` has them
+  bool sums_in_gradients;
+  bool sums_in_dx;    // whether those of the dense gradients of weights fit into dx, which is written after them
+  bool at_once;       // whether the arena has room for all values as matrices, and is to be used so
+  int64_t panels_at;  // the byte of the kept tensor from which on panels lie there, or 0: they are in the arena
 };
 
-// sums: two sides for tiles of dx, or null; plain: without an up branch, b.w_up being zeros. b.panels_of_rows: the arena
+// sums: two sides for tiles of dx, or null; plain: without an up branch, b.w_up being zeros.
+// b.panels_of_rows: the arena
 template <typename T>
-void launch_compact(const Backward& b, int* panel_starts, uint32_t* chunk_starts, int* fits, void* sums, bool plain, const CompactSizes& sizes,
-                    cudaStream_t on) {
+void launch_compact(const Backward& b, int* panel_starts, uint32_t* chunk_starts, int* fits, void* sums, bool plain,
+                    const CompactSizes& sizes, cudaStream_t on) {
   // of a side, in bytes: of tiles of dx; of tiles of the weights' gradients, in two phases
   constexpr int64_t kSide = int64_t{kMostCtas} * kPartBytesOfTile, kSideOfTwo = kSide * 3 / 2;
   CompactBackward c{};
@@ -27,10 +29,13 @@ void launch_compact(const Backward& b, int* panel_starts, uint32_t* chunk_starts
   c.arena_bytes = sizes.arena_bytes;
   char* const arena = static_cast<char*>(b.panels_of_rows);
   const auto lies_at = [&](char* from) { c.panels_of_rows = c.chunks = from; };
-  const auto share_sums = [&](void* first, void* second) { c.sides[0] = static_cast<float*>(first), c.sides[1] = static_cast<float*>(second); };
+  const auto share_sums = [&](void* first, void* second) {
+    c.sides[0] = static_cast<float*>(first), c.sides[1] = static_cast<float*>(second);
+  };
   const bool apart = sizes.panels_at > 0;
   char* const panels = apart ? reinterpret_cast<char*>(b.kept.whole) + sizes.panels_at : arena;
-  if (apart) c.panel_bytes = (plain ? 1 : 2) * static_cast<int64_t>(b.rows) * b.d_ff * sizeof(*b.kept.whole) - sizes.panels_at;
+  if (apart)
+    c.panel_bytes = (plain ? 1 : 2) * static_cast<int64_t>(b.rows) * b.d_ff * sizeof(*b.kept.whole) - sizes.panels_at;
   c.panels_of_rows = panels, c.chunks = arena;
   launch_compact_lists<T>(c, on);
   launch_compact_dh<T>(c, on);

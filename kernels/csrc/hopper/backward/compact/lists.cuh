@@ -61,28 +61,34 @@ static __global__ void __launch_bounds__(kListThreads) place_compact_values(cons
     }
   __syncthreads();
   // sums of the weights' gradients lie where the panels were
-  const int64_t panels = static_cast<int64_t>(b.panel_starts[b.blocks]) * 2 * kPanelBytes, sums = 3ll * kMostCtas * kPartBytesOfTile;
+  const int64_t panels = static_cast<int64_t>(b.panel_starts[b.blocks]) * 2 * kPanelBytes,
+                sums = 3ll * kMostCtas * kPartBytesOfTile;
   const int64_t chunks = static_cast<int64_t>(starts[b.panels]) * kChunkValues * 2;
-  const bool fits = b.panel_bytes > 0 ? max(panels, sums) <= b.panel_bytes && chunks <= b.arena_bytes : max(panels, sums) + chunks <= b.arena_bytes;
+  const bool fits = b.panel_bytes > 0 ? max(panels, sums) <= b.panel_bytes && chunks <= b.arena_bytes
+                                      : max(panels, sums) + chunks <= b.arena_bytes;
   const uint32_t first = static_cast<uint32_t>((b.arena_bytes - chunks) / 2);
   if (block == 0) {
     if (thread == 0) *b.fits = fits;
-    for (int group = thread; group < b.panels; group += kListThreads) b.chunk_starts[group] = first + starts[group] * kChunkValues;
+    for (int group = thread; group < b.panels; group += kListThreads)
+      b.chunk_starts[group] = first + starts[group] * kChunkValues;
   }
   if (!fits) return;
   uint16_t* arena = static_cast<uint16_t*>(b.chunks);
   if (const int slice = block - b.blocks; slice >= 0) {
     const int slices = gridDim.x - b.blocks;
     uint4* to = reinterpret_cast<uint4*>(arena + first);
-    for (int64_t i = static_cast<int64_t>(slice) * kListThreads + thread; i < chunks / 16; i += static_cast<int64_t>(slices) * kListThreads)
+    for (int64_t i = static_cast<int64_t>(slice) * kListThreads + thread; i < chunks / 16;
+         i += static_cast<int64_t>(slices) * kListThreads)
       to[i] = make_uint4(0, 0, 0, 0);
     return;
   }
   const uint16_t* ranks = b.union_ranks + static_cast<int64_t>(block) * b.panels * kPanelColumns;
   each_value(b, block, [&](int value, int rank, int row) {
-    const int of_neuron = ranks[rank], group = of_neuron / kListNeurons, neuron = of_neuron % kListNeurons, word = group * 4 + row / 32;
+    const int of_neuron = ranks[rank], group = of_neuron / kListNeurons, neuron = of_neuron % kListNeurons,
+              word = group * 4 + row / 32;
     const int token = before[word] + __popc(marks[word] & ((1u << (row % 32)) - 1)), column = token % kChunk;
-    b.places[value] = first + (starts[group] + token / kChunk) * kChunkValues + neuron * kChunk + (((column >> 3) ^ (neuron & 7)) << 3) + (column & 7);
+    b.places[value] = first + (starts[group] + token / kChunk) * kChunkValues + neuron * kChunk +
+                      (((column >> 3) ^ (neuron & 7)) << 3) + (column & 7);
   });
 }
 

@@ -7,7 +7,8 @@ namespace twell::hopper {
 template <>
 void launch_compact_lists<TWELL_T>(const CompactBackward& b, cudaStream_t stream) {
   launch_lists_of(b, stream);
-  launch_overlapping(place_compact_values, b.blocks + 2 * multiprocessors(), kListThreads, (b.panels * 9 + 1) * 4, 1, stream, b);
+  launch_overlapping(place_compact_values, b.blocks + 2 * multiprocessors(), kListThreads, (b.panels * 9 + 1) * 4, 1,
+                     stream, b);
 }
 
 template <>

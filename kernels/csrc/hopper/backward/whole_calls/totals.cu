@@ -21,7 +21,8 @@ static __global__ void __launch_bounds__(kTotalThreads) add_totals(const Totals 
 #pragma unroll 4
   for (int i = thread; i < t.parts; i += kTotalThreads) sum += t.l1_parts[i];
 #pragma unroll 8
-  for (int row = thread; row < t.rows; row += kTotalThreads) count += t.finite[row] != 0 && (t.counted == nullptr || t.counted[row] != 0);
+  for (int row = thread; row < t.rows; row += kTotalThreads)
+    count += t.finite[row] != 0 && (t.counted == nullptr || t.counted[row] != 0);
   sums[thread] = sum, counts[thread] = count;
   for (int half = kTotalThreads / 2; half > 0; half /= 2) {
     __syncthreads();

@@ -1,5 +1,5 @@
-// What a forward pass of training returns beside y, from what `keep` left, in one launch: l1, the number of counted rows,
-// and firings as 64-bit numbers. And before a backward pass, the gradient of l1 by the number of those rows.
+// What a forward pass of training returns beside y, from what `keep` left, in one launch: l1, the number of counted
+// rows, and firings as 64-bit numbers. And before a backward pass, the gradient of l1 by the number of those rows.
 #pragma once
 
 #include <cuda_runtime.h>
