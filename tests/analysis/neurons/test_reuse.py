@@ -42,8 +42,12 @@ def test_shared_with_an_earlier_token(run: Run, sets: dict[tuple[int, int], set[
         assert row.shared == pytest.approx(sum(len(a & b) for a, b in pairs) / sum(len(b) for _, b in pairs))
     assert {0, 4, 12} == set(table["lag"])
     assert "of flagged tokens too" in table.attrs["note"]
-    other = table[table["lag"] == 0]
-    assert ((other["shared"] > 0) & (other["shared"] < 1)).all()
+    places, half = [*sets], len(sets) // 2  # each is paired with the one half of the sample away
+    both = zip(places[half:] + places[:half], places, strict=True)
+    apart = [(sets[one], sets[two]) for one, two in both if one[0] != two[0]]
+    other = table[table["lag"] == 0].iloc[0]
+    assert other["pairs"] == len(apart)
+    assert other["shared"] == pytest.approx(sum(len(a & b) for a, b in apart) / sum(len(b) for _, b in apart))
 
 
 def test_served_by_a_cache(run: Run, sets: dict[tuple[int, int], set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
