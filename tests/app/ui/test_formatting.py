@@ -112,7 +112,8 @@ def test_small_words() -> None:
     assert signed(-1.5) == "−1.50"
     assert whole(12.6) == "13"
     assert [fixed(value) for value in (-0.4, -0.001, math.nan)] == ["−0.40", "0.00", "–"]
-    assert [seconds_ago(s) for s in (5, 90, 7300, 200000)] == ["5 s ago", "1 min ago", "2 h ago", "2 days ago"]
+    ages = {59.9: "59 s", 60: "1 min", 3599: "59 min", 3600: "1 h", 86399: "23 h", 86400: "1 day", 200_000: "2 days"}
+    assert [seconds_ago(seconds) for seconds in ages] == [f"{age} ago" for age in ages.values()]
 
 
 def test_the_numbers_of_a_column_share_their_decimals() -> None:
