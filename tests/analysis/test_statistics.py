@@ -54,6 +54,12 @@ def test_equal_values_have_no_error() -> None:
     assert ratio_error(30, 100, 90, 900, 300) == 0
 
 
+def test_two_clusters_have_an_error() -> None:
+    """Residuals of 3 and -3 about a mean of 2, of clusters of one size, and of sizes 3 and 1: Kish's 2 and 1.6."""
+    assert ratio_error(6, 18, 12, 90, 36) == pytest.approx(np.sqrt(2 * 18) / 6, rel=1e-15)
+    assert ratio_error(4, 10, 8, 34, 14) == pytest.approx(np.sqrt(1.6 / 0.6 * 18) / 4, rel=1e-15)
+
+
 def test_too_few_clusters() -> None:
     assert np.isnan(ratio_error(5, 25, 10, 100, 50))
     assert np.isnan(jackknife_error(1.0, [1.0]))
