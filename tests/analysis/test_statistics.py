@@ -7,9 +7,11 @@ from itertools import permutations
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
+from twell.analysis import statistics
 from twell.analysis.statistics import (
+    centred_error,
     distinct,
     effective,
     fisher_interval,
@@ -19,6 +21,7 @@ from twell.analysis.statistics import (
     mean_error,
     mid_ranks,
     permutation_p,
+    pooled_variance,
     quantiles,
     ratio_error,
     shrink,
@@ -58,6 +61,48 @@ def test_two_clusters_have_an_error() -> None:
     """Residuals of 3 and -3 about a mean of 2, of clusters of one size, and of sizes 3 and 1: Kish's 2 and 1.6."""
     assert ratio_error(6, 18, 12, 90, 36) == pytest.approx(np.sqrt(2 * 18) / 6, rel=1e-15)
     assert ratio_error(4, 10, 8, 34, 14) == pytest.approx(np.sqrt(1.6 / 0.6 * 18) / 4, rel=1e-15)
+
+
+def test_the_error_of_a_mean_less_that_of_all_values() -> None:
+    """As above, of 10 values in all that add up to -2 and 2: residuals of 3 / 6 - 2 / 10 and of as much below 0."""
+    assert centred_error((6, 18, 12, 90, 36), 12, 0, 8, 10) == pytest.approx(np.sqrt(2 * 2 * 0.3**2), rel=1e-12)
+    assert np.isnan(centred_error((5, 25, 10, 100, 50), 12, 0, 8, 10)), "one cluster"
+
+
+def test_a_variance_is_mixed_with_the_common_one_by_degrees_of_freedom() -> None:
+    """Of ten and twenty values in three and five clusters: 5 and 4 a value, with 2 and 4 degrees; together 26 / 6."""
+    variance, n, clusters = np.array([0.5, 0.2, np.nan, 0.1]), np.array([10, 20, 5, 8]), np.array([3, 5, 2, 1])
+    pooled, degrees = pooled_variance(variance, n, clusters, np.zeros(4), 4)
+    level = 26 / 6
+    expected = [(10 + 4 * level) / 6 / 10, (16 + 4 * level) / 8 / 20, level / 5, level / 8]
+    np.testing.assert_allclose(pooled, expected, rtol=1e-12)
+    assert degrees.tolist() == [6, 8, 4, 4]
+    for each in pooled_variance(variance[1:], n[1:], clusters[1:], np.zeros(3), 4):
+        assert np.isnan(each).all(), "a single one tells none in common"
+
+
+@pytest.mark.parametrize("fitted", [2048, 40])
+def test_the_common_variance_of_many_means_follows_their_trend(monkeypatch: pytest.MonkeyPatch, fitted: int) -> None:
+    """Against a minimiser of the same deviance; past so many, one in three is fitted."""
+    monkeypatch.setattr(statistics, "FITTED", fitted)
+    rng, size, prior = np.random.default_rng(8), 120, 6
+    mean, n = rng.normal(size=size), rng.integers(20, 200, size)
+    clusters = np.where(rng.random(size) < 0.1, 1, rng.uniform(2, 15, size))
+    trend = np.exp(0.3 + 0.5 * mean + 0.4 * np.log(n / clusters))
+    own = np.where(clusters > 1, trend * rng.chisquare(4, size) / 4, 0)
+    told = np.flatnonzero(clusters > 1)
+    told = told[:: 3 if fitted < size else 1]
+    middle = np.clip(mean, *np.quantile(mean[told], [0.01, 0.99]))
+    design, weight = np.stack([np.ones(size), middle, np.log(n / clusters)]), np.maximum(clusters - 1, 0)
+
+    def deviance(beta: np.ndarray) -> float:
+        log_fit = beta @ design[:, told]
+        return float((weight[told] * (own[told] * np.exp(-log_fit) + log_fit)).sum())
+
+    common = np.exp(optimize.minimize(deviance, np.zeros(3), method="BFGS", tol=1e-9).x @ design)
+    pooled, degrees = pooled_variance(own / n, n, clusters, mean, prior)
+    np.testing.assert_allclose(pooled, (own * weight + common * prior) / (weight + prior) / n, rtol=1e-5)
+    np.testing.assert_allclose(degrees, weight + prior, rtol=1e-15)
 
 
 def test_too_few_clusters() -> None:
