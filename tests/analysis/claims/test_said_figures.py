@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import ModuleType
+
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from twell.analysis import by_layer, by_token, findings, surprisal_correlation, surprisal_within, token_classes
 from twell.analysis.activity.layers import mean_over_layers
 from twell.analysis.activity.origins import first_over_all
 from twell.analysis.claims.claim import between
+from twell.analysis.claims.speed import energy, faster, slow_where_dense
 from twell.analysis.statistics import t_half
 from twell.workbench.run.schema import FLAG_NOT_FINITE
 from twell.workbench.run.store import Run
@@ -105,13 +110,18 @@ def test_the_first_position(said: pd.DataFrame, plain: pd.DataFrame, rows: pd.Da
     assert interval == between(*first_over_all(run).loc["all", ["low", "high"]])
 
 
-@pytest.mark.parametrize(("word", "side", "other"), [("doesn", "below", "above"), ("formaldehyde", "above", "below")])
-def test_named_tokens(said: pd.DataFrame, run: Run, word: str, side: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "absent", "side", "other"),
+    [("doesn", "couldn, doi, gov", "below", "above"), ("formaldehyde", "Vermont, Greeks", "above", "below")],
+)
+def test_named_tokens(said: pd.DataFrame, run: Run, word: str, absent: str, side: str, other: str) -> None:
     says, statistic, interval = row(said, word)
     tokens = by_token(run, min_count=1)
     token = tokens[tokens["text"].str.strip() == word].iloc[0]
     half = t_half(token["degrees"]) * token["z_se"]
-    assert says.startswith(f"z of {word} {token['z']:+.2f} (n = {token['count']}); not there as one token")
+    assert says == (
+        f"z of {word} {token['z']:+.2f} (n = {token['count']}); not there as one token often enough: {absent}"
+    )
     assert statistic == f"1 of 1 {side} the layers' means with 95 % confidence, 0 {other}"
     assert interval == f"{word} {token['z'] - half:+.2f} to {token['z'] + half:+.2f}"
 
@@ -139,3 +149,55 @@ def test_what_follows(said: pd.DataFrame, run: Run, rows: pd.DataFrame) -> None:
     known = ((rows["flags"] == 0) & np.isfinite(rows["loss"])).sum()
     span = f"{within['pearson'].min():+.2f} to {within['pearson'].max():+.2f}"
     assert statistic == f"Pearson within tokens {span} by layer, {known:,} counted tokens with a loss"
+
+
+def geometric(ratios: np.ndarray) -> tuple[float, float, float]:
+    """Return the geometric mean of ratios and the ends of its 95 % interval, by Student's t of their logarithms."""
+    logs = np.log(ratios)
+    half = stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
+    return tuple(np.exp([logs.mean(), logs.mean() - half, logs.mean() + half]))
+
+
+def test_the_whole_pass(made: ModuleType, tmp_path: Path) -> None:
+    """Timed in three batches, which differ in time and in power."""
+    dense, gains, watts = np.array([1000.0, 1100.0, 900.0]), np.array([1.2, 1.3, 1.25]), np.array([410.0, 420.0, 380.0])
+    added = [
+        {"layer": -1, "batch": batch, "op": op, "microseconds": time[batch], "watts": power[batch], "kernel": kernel}
+        for batch in range(3)
+        for op, time, power, kernel in (
+            ("model_dense", dense, np.full(3, 400.0), "dense"),
+            ("model_sparse", dense / gains, watts, "cuda"),
+        )
+    ]
+    run = made.make(tmp_path / "timed", parts=1, change_timings=lambda table: made.more_timings(table, added))
+    run.manifest.model["parameters"] = int(5e8)
+    answer = faster(run)
+    ratio, low, high = geometric(gains)
+    assert answer.says.startswith(f"the whole forward pass runs {ratio:.2f} times as fast, on cpu")
+    assert answer.says.endswith(f", of {100 * (1 - np.median(dense / gains) / 1000):.0f} % saved")
+    assert answer.statistic.startswith("geometric mean of 3 batches; kernel cuda, 2,048 rows a batch, float32, on cpu")
+    assert answer.interval == between(low, high)
+    answer, joules = energy(run), np.median(watts / 400 / gains)
+    assert answer.says == f"a token takes {100 * (1 - joules):.0f} % less energy"
+    assert answer.statistic.startswith(
+        f"power times time, sparse over dense, n = 3 batches with a reading: {joules:.2f}"
+    )
+    assert answer.interval == "none: 3 readings, the median"
+
+
+def test_layers_that_are_not_sparse(run: Run, plain: pd.DataFrame) -> None:
+    answer, times = slow_where_dense(run), run.frame("timings")
+    sparsity = 1 - plain.mean() / WIDTH
+    layers = [layer for layer in range(LAYERS) if sparsity[layer] < 0.95]
+    said, ends, slower, faster = [], [], 0, 0
+    for layer in layers:
+        of = times[times["layer"] == layer].pivot(index="batch", columns="op", values="microseconds")
+        ratio, low, high = geometric((of["ffn_dense"] / of["ffn_sparse"]).to_numpy())
+        said.append(f"layer {layer}, {100 * sparsity[layer]:.1f} % sparse, runs {ratio:.2f} times as fast as dense")
+        ends.append(f"layer {layer} {between(low, high)}")
+        slower, faster = slower + (high < 1), faster + (low > 1)
+    assert (answer.says, answer.interval) == (", ".join(said), ", ".join(ends))
+    assert answer.statistic.startswith(
+        f"{slower} of {len(layers)} layers under 95 % sparsity are slower than dense for certain, {faster} faster; "
+        "kernel cpu, "
+    )
