@@ -228,9 +228,10 @@ def test_shrink_against_a_root_finder() -> None:
 
     between = brentq(lambda t: ((mean - centre(t)) ** 2 / (error**2 + t)).sum() - 79, 1e-9, 10)
     kept = between / (between + error**2)
-    shrunk, spread = shrink(mean, error)
-    np.testing.assert_allclose(shrunk, kept * mean + (1 - kept) * centre(between), rtol=1e-6)
-    np.testing.assert_allclose(spread, error * np.sqrt(kept), rtol=1e-6)
+    for unit in (1, 1000):  # whatever the unit that means are told in
+        shrunk, spread = shrink(unit * mean, unit * error)
+        np.testing.assert_allclose(shrunk / unit, kept * mean + (1 - kept) * centre(between), rtol=1e-6)
+        np.testing.assert_allclose(spread / unit, error * np.sqrt(kept), rtol=1e-6)
 
 
 def test_shrunk_means_are_nearer_the_truth_and_their_intervals_hold_it() -> None:
