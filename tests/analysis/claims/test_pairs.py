@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from twell.analysis.claims import pairs as module
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD
 from twell.analysis.claims.pairs import graded, members, sized, timed
+from twell.workbench.errors import Missing
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,24 @@ from twell.analysis.claims.pairs import graded, members, sized, timed
 )
 def test_pairs_are_graded_by_all_of_them(gains: list[tuple[float, float]], verdict: str) -> None:
     assert graded(gains) == verdict
+
+
+def test_trainings_of_one_seed_are_paired_and_of_others_only_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def one(name: str, seed: int) -> Any:
+        return SimpleNamespace(name=name, seed=seed, recipe={"gated": name == "gated"}, alike=lambda *_: True)
+
+    trainings = [one("gated", 0), one("gated", 1), one("plain", 1), one("plain", 2), one("plain", 0)]
+    monkeypatch.setattr(module, "training_outcomes", lambda _: trainings)
+    paired = module.pairs([], "gated", bool, "`twell train`")
+    assert [(a.name, a.seed, b.name, b.seed) for a, b in paired] == [("gated", n, "plain", n) for n in (0, 1)]
+    del trainings[2], trainings[-1]
+    paired = module.pairs([], "gated", bool, "`twell train`")
+    assert [(a.seed, b.name, b.seed) for a, b in paired] == [(0, "plain", 2)]
+    del trainings[2]
+    with pytest.raises(Missing, match=r"two trainings of one recipe that differ in gated: `twell train`\."):
+        module.pairs([], "gated", bool, "`twell train`")
 
 
 def training(parameters: float, tokens: float = 0, **speeds: float) -> Any:
