@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from twell.analysis.summaries.derived import band_moments, count_classes, group_degrees, moments, rank_correlations
+from twell.analysis.summaries.derived import (
+    ZScale,
+    band_moments,
+    count_classes,
+    drawn_interval,
+    group_degrees,
+    moments,
+    rank_correlations,
+)
 
 
 def test_moments_of_a_layer_are_over_its_unflagged_tokens() -> None:
@@ -60,6 +69,14 @@ def test_groups_of_documents_that_differ_in_size_count_as_fewer() -> None:
     assert group_degrees(rows) == pytest.approx(12**2 / (3**2 + 9**2) - 1, rel=1e-15)
 
 
+def test_few_groups_have_students_interval_and_unequal_ones_none() -> None:
+    """Seven groups are left out in turn, with the degrees of as many that differ in size; 0.9 degrees tell nothing."""
+    without = np.array([[1.0], [2.0], [4.0], [0.0], [3.0], [2.5], [1.5]])
+    half = stats.t.ppf(0.975, 4.5) * np.sqrt(6 / 7 * ((without - 2) ** 2).sum())
+    np.testing.assert_allclose(drawn_interval(np.array([2.0]), without, 4.5), [[2 - half], [2 + half]], rtol=1e-12)
+    assert np.isnan(drawn_interval(np.array([2.0]), np.tile(without, (3, 1)), 0.9)).all()
+
+
 def test_classes_of_counts_hold_all_counts_of_their_span() -> None:
     """Fine: the counts below 8 alone, then from k² / 8 on; else from (k / 8)⁴ on, as floor(8 · count^¼) is k."""
     counts = np.arange(2000)
@@ -68,3 +85,13 @@ def test_classes_of_counts_hold_all_counts_of_their_span() -> None:
     for highest in (0, 3, 9, 24, 40):
         np.testing.assert_array_equal(count_classes(highest, fine=True)[:highest], fine[:highest])
         np.testing.assert_array_equal(count_classes(highest, fine=False)[:highest], coarse[:highest])
+
+
+def test_z_is_the_mean_over_the_layers_that_vary() -> None:
+    """Of counts 3, 9 and 7: (3 - 1) / 2 and (7 - 3) / 4, of two layers; of no layer that varies, 0. The same in a
+    band."""
+    counts, mean = np.array([3.0, 9.0, 7.0]), np.array([1.0, 2.0, 3.0])
+    for sd, z in (([2.0, 0.0, 4.0], 1.0), ([0.0, 0.0, 4.0], 1.0), ([0.5, 0.0, 4.0], 2.5), ([0.0, 0.0, 0.0], 0.0)):
+        scale = ZScale.of((mean, np.array(sd)), (np.stack([mean, counts]), np.array([sd, sd])))
+        assert counts @ scale.weight - scale.level == pytest.approx(z, abs=1e-15)
+        np.testing.assert_allclose(scale.band_weight @ counts - scale.band_level, [z, 0], atol=1e-15)
