@@ -42,5 +42,5 @@ def q_values(p: ArrayLike) -> NDArray:
     order = order[~np.isnan(p[order])]
     number = len(order)
     result = np.full(len(p), np.nan)
-    result[order] = np.minimum.accumulate(np.minimum(p[order] * number / np.arange(number, 0, -1), 1))
+    result[order] = np.minimum.accumulate(p[order] * number / np.arange(number, 0, -1))
     return result

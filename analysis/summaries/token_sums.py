@@ -80,7 +80,7 @@ class _Wide:
     def __init__(self, rows: PartRows, over_layers: NDArray) -> None:
         self.rows, self.over_layers = rows, over_layers
         finite = np.isfinite(rows.loss)
-        units = np.where(finite, np.rint(np.where(finite, rows.loss, 0) * LOSS_UNITS_PER_NAT), 0).astype(np.int64)
+        units = np.rint(np.where(finite, rows.loss, 0) * LOSS_UNITS_PER_NAT).astype(np.int64)
         follows = rows.follow()[1:]
         own, own_finite = np.zeros_like(units), np.zeros_like(finite)
         own[1:], own_finite[1:] = np.where(follows, units[:-1], 0), follows & finite[:-1]

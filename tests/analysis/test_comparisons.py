@@ -20,8 +20,9 @@ GROUPS, REPEATS = 20, 300
 
 
 def test_widened_is_bonferronis() -> None:
-    expected = stats.t.ppf(1 - 0.025 / 28, [4, 19]) / stats.t.ppf(0.975, [4, 19])
-    np.testing.assert_allclose(widened([4, 19], 28), expected, rtol=1e-9)
+    degrees = [1, 1.5, 4, 19]
+    expected = stats.t.ppf(1 - 0.025 / 28, degrees) / stats.t.ppf(0.975, degrees)
+    np.testing.assert_allclose(widened(degrees, 28), expected, rtol=1e-9)
     assert widened(19.0, 1) == 1
     assert np.isnan(widened(0.5, 3))
 

@@ -7,9 +7,11 @@ from itertools import permutations
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
+from twell.analysis import statistics
 from twell.analysis.statistics import (
+    centred_error,
     distinct,
     effective,
     fisher_interval,
@@ -19,11 +21,14 @@ from twell.analysis.statistics import (
     mean_error,
     mid_ranks,
     permutation_p,
+    pooled_variance,
     quantiles,
+    rank_share,
     ratio_error,
     shrink,
     student_p,
     t_half,
+    welch_degrees,
 )
 
 
@@ -52,6 +57,60 @@ def test_one_token_a_cluster_is_the_plain_error() -> None:
 
 def test_equal_values_have_no_error() -> None:
     assert ratio_error(30, 100, 90, 900, 300) == 0
+
+
+def test_two_clusters_have_an_error() -> None:
+    """Residuals of 3 and -3 about a mean of 2, of clusters of one size, and of sizes 3 and 1: Kish's 2 and 1.6."""
+    assert ratio_error(6, 18, 12, 90, 36) == pytest.approx(np.sqrt(2 * 18) / 6, rel=1e-15)
+    assert ratio_error(4, 10, 8, 34, 14) == pytest.approx(np.sqrt(1.6 / 0.6 * 18) / 4, rel=1e-15)
+
+
+def test_the_error_of_a_mean_less_that_of_all_values() -> None:
+    """As above, of 10 values in all that add up to -2 and 2: residuals of 3 / 4 - 2 / 10 and of as much below 0."""
+    expected = np.sqrt(1.6 / 0.6 * 2 * 0.55**2)
+    assert centred_error((4, 10, 8, 34, 14), 4, -4, 8, 10) == pytest.approx(expected, rel=1e-12)
+    assert np.isnan(centred_error((5, 25, 10, 100, 50), 20, 10, 8, 10)), "of one cluster, whose values add up to 2"
+
+
+def test_a_variance_is_mixed_with_the_common_one_by_degrees_of_freedom() -> None:
+    """Of ten and twenty values in 1.5 and 5 clusters: 5 and 4 a value, with 0.5 and 4 degrees; together 18.5 / 4.5."""
+    variance, n, clusters = np.array([0.5, 0.2, np.nan, 0.1]), np.array([10, 20, 5, 8]), np.array([1.5, 5, 2, 1])
+    pooled, degrees = pooled_variance(variance, n, clusters, np.zeros(4), 4)
+    level = 18.5 / 4.5
+    expected = [(2.5 + 4 * level) / 4.5 / 10, (16 + 4 * level) / 8 / 20, level / 5, level / 8]
+    np.testing.assert_allclose(pooled, expected, rtol=1e-12)
+    assert degrees.tolist() == [4.5, 8, 4, 4]
+    for each in pooled_variance(variance[1:], n[1:], clusters[1:], np.zeros(3), 4):
+        assert np.isnan(each).all(), "a single one tells none in common"
+
+
+@pytest.mark.parametrize("fitted", [2048, 40])
+def test_the_common_variance_of_many_means_follows_their_trend(monkeypatch: pytest.MonkeyPatch, fitted: int) -> None:
+    """Against a minimiser of the same deviance; past so many, one in three is fitted."""
+    monkeypatch.setattr(statistics, "FITTED", fitted)
+    rng, size, prior = np.random.default_rng(8), 120, 6
+    mean, n = rng.normal(size=size), rng.integers(20, 200, size)
+    clusters = np.where(rng.random(size) < 0.1, 1, rng.uniform(2, 15, size))
+    trend = np.exp(0.3 + 0.5 * mean + 0.4 * np.log(n / clusters))
+    own = np.where(clusters > 1, trend * rng.chisquare(4, size) / 4, 0)
+    told = np.flatnonzero(clusters > 1)
+    told = told[:: 3 if fitted < size else 1]
+    middle = np.clip(mean, *np.quantile(mean[told], [0.01, 0.99]))
+    design, weight = np.stack([np.ones(size), middle, np.log(n / clusters)]), np.maximum(clusters - 1, 0)
+
+    def deviance(beta: np.ndarray) -> float:
+        log_fit = beta @ design[:, told]
+        return float((weight[told] * (own[told] * np.exp(-log_fit) + log_fit)).sum())
+
+    common = np.exp(optimize.minimize(deviance, np.zeros(3), method="BFGS", tol=1e-9).x @ design)
+    pooled, degrees = pooled_variance(own / n, n, clusters, mean, prior)
+    np.testing.assert_allclose(pooled, (own * weight + common * prior) / (weight + prior) / n, rtol=1e-5)
+    np.testing.assert_allclose(degrees, weight + prior, rtol=1e-15)
+
+
+def test_degrees_of_a_difference() -> None:
+    """By Welch and Satterthwaite (9 + 16)² / (9² / 9 + 16² / 16); without any error the least of both."""
+    np.testing.assert_allclose(welch_degrees([[3, 0], [4, 0]], [[9, 5], [16, 7]]), [25, 5], rtol=1e-15)
 
 
 def test_too_few_clusters() -> None:
@@ -115,6 +174,17 @@ def test_ranks_with_ties() -> None:
     np.testing.assert_array_equal(mid_ranks(values), stats.rankdata(values))
 
 
+def test_the_share_of_ranks_that_classes_keep() -> None:
+    """Of six values of two tokens each, in classes of two, three and one: variances of scipy's ranks."""
+    value = np.repeat(np.arange(6), 2)
+    classes = np.array([0, 0, 1, 1, 1, 2])[value]
+    kept = np.var(stats.rankdata(classes)) / np.var(stats.rankdata(value))
+    assert rank_share(np.array([4, 6, 2]), [2, 3, 1]) == pytest.approx(kept, rel=1e-12)
+    assert rank_share(np.array([4, 6, 2]), [1, 1, 1]) == rank_share(np.array([9]), [5]) == 1, (
+        "nothing to keep or to lose"
+    )
+
+
 @pytest.mark.parametrize("n", [3, 5, 8])
 def test_exact_permutations(n: int) -> None:
     rng = np.random.default_rng(n)
@@ -158,9 +228,10 @@ def test_shrink_against_a_root_finder() -> None:
 
     between = brentq(lambda t: ((mean - centre(t)) ** 2 / (error**2 + t)).sum() - 79, 1e-9, 10)
     kept = between / (between + error**2)
-    shrunk, spread = shrink(mean, error)
-    np.testing.assert_allclose(shrunk, kept * mean + (1 - kept) * centre(between), rtol=1e-6)
-    np.testing.assert_allclose(spread, error * np.sqrt(kept), rtol=1e-6)
+    for unit in (1, 1000):  # whatever the unit that means are told in
+        shrunk, spread = shrink(unit * mean, unit * error)
+        np.testing.assert_allclose(shrunk / unit, kept * mean + (1 - kept) * centre(between), rtol=1e-6)
+        np.testing.assert_allclose(spread / unit, error * np.sqrt(kept), rtol=1e-6)
 
 
 def test_shrunk_means_are_nearer_the_truth_and_their_intervals_hold_it() -> None:
@@ -184,10 +255,11 @@ def test_shrink_means_that_differ_by_chance_alone() -> None:
 
 def test_distinct_numbers() -> None:
     numbers = np.array([7, 0, 7, 3, 3, 0, 19], np.int32)
-    distinct_values, place = distinct(numbers)
-    expected, inverse = np.unique(numbers, return_inverse=True)
-    assert distinct_values.tolist() == expected.tolist()
-    assert place.tolist() == inverse.tolist()
+    for each in (numbers, numbers * 2**20):  # large ones are sorted, small ones counted
+        distinct_values, place = distinct(each)
+        expected, inverse = np.unique(each, return_inverse=True)
+        assert distinct_values.tolist() == expected.tolist()
+        assert place.tolist() == inverse.tolist()
     assert [len(values) for values in distinct(numbers[:0])] == [0, 0]
 
 

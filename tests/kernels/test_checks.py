@@ -91,6 +91,19 @@ def test_messages(changes, message) -> None:
     assert refusal({**good(), **changes}) == message
 
 
+@pytest.mark.filterwarnings("ignore:.*(nested|Nested|Sparse).*")
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_tensor_that_is_not_dense_is_named_with_its_layout(gated) -> None:
+    arguments = good(gated)
+    for name, tensor in arguments.items():
+        if isinstance(tensor, torch.Tensor):
+            sparse = f"{name}: expected a dense tensor, got layout torch.sparse_coo"
+            assert refusal({**arguments, name: tensor.to_sparse()}) == sparse
+            if tensor.dim() == 2:
+                nested = torch.nested.nested_tensor(list(tensor))
+                assert refusal({**arguments, name: nested}) == f"{name}: expected a dense tensor, got a nested one"
+
+
 def test_checks_come_in_one_order() -> None:
     """Wrong in everything, a tensor is told of its device; that put right, of its dtype; and so on."""
     ranks = torch.zeros(2, D_FF, dtype=torch.float64)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from support.planted_effects import rows_of
 
+from twell.analysis.ablations.by_condition import effects
 from twell.analysis.claims.ablations import (
     _of_chance,
     _verdict_on_importance,
@@ -17,7 +20,7 @@ from twell.analysis.claims.ablations import (
     half_can_go,
     silent_can_go,
 )
-from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD
+from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD, Answer, between
 from twell.analysis.claims.findings import findings
 from twell.analysis.figures.claims.evidence import drawing
 from twell.analysis.neurons.by_neuron import by_neuron
@@ -45,6 +48,33 @@ def test_silent_neurons_can_go_or_not(small: Run, rise: float, expected: str) ->
     assert answer.verdict == expected and "900 silent neurons" in answer.says and "other.txt" in answer.statistic
     row = findings(run).set_index("claim").loc["Neurons that never fired on one text can go on another."]
     assert row["verdict"] == expected and drawing(run, str(row.name))
+
+
+@pytest.mark.parametrize(
+    ("check", "about", "what"),
+    [
+        (
+            silent_can_go,
+            {"condition": "dead", "kind": "dead", "silenced": 1900},
+            "without its 1,900 silent neurons the loss on other text changes",
+        ),
+        (
+            half_can_go,
+            {"condition": "smallest:0.5", "kind": "smallest", "share": 0.5},
+            "with the smaller half of each layer's hidden values at 0 the loss changes",
+        ),
+    ],
+)
+def test_what_is_said_of_a_study(small: Run, check: Callable[[Run], Answer], about: dict[str, Any], what: str) -> None:
+    run = studied(small, 0.0131, **about)
+    sums, row = run.frame("effects")[["tokens", "base_sum", "loss_sum"]].sum(), effects(run).iloc[-1]
+    change, rise = (sums["loss_sum"] - sums["base_sum"]) / sums["tokens"], sums["loss_sum"] / sums["base_sum"] - 1
+    answer = check(run)
+    assert answer.says == f"{what} by {change:+.4f} nats a token, {100 * rise:+.2f} %"
+    assert (
+        answer.statistic == f"{sums['tokens']:,.0f} tokens of 60 documents or blocks of long ones, paired, of other.txt"
+    )
+    assert row["low"] < change < row["high"] and answer.interval == between(row["low"], row["high"], " nats")
 
 
 def test_silence_on_the_run_s_own_text_tells_nothing(small: Run) -> None:
@@ -85,7 +115,16 @@ def test_importance_follows_activity_or_not(
         "estimate_sum": size * rng.choice([-1, 1], len(size)),
     }
     append(run.path, "neuron_effects", {**columns, "tokens": np.full(len(size), 500)})
-    assert activity_is_importance(open_run(run.path)).verdict == expected
+    answer = activity_is_importance(open_run(run.path))
+    assert answer.verdict == expected
+    living = counted.assign(size=size)[counted["fires"] > 0]
+    values = [stats.spearmanr(each["fires"], each["size"]).statistic for _, each in living.groupby("layer")]
+    busiest = living.sort_values("fires", ascending=False, kind="stable").head(len(living) // 10)
+    assert f"at Spearman {np.median(values):+.2f}, median of layers, where" in answer.says
+    carried = 100 * busiest["size"].sum() / living["size"].sum()
+    assert answer.says.endswith(f"the busiest tenth of the living neurons carries {carried:.0f} % of the effects")
+    assert answer.statistic == f"{len(living):,} living neurons of 4 layers, effects to first order on 500 tokens"
+    assert answer.interval.startswith(f"{min(values):+.2f} to {max(values):+.2f}, least and greatest layer")
 
 
 def test_firings_that_push_the_loss_either_way_tell_no_importance(made: ModuleType, tmp_path: Any) -> None:

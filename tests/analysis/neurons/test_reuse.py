@@ -42,8 +42,12 @@ def test_shared_with_an_earlier_token(run: Run, sets: dict[tuple[int, int], set[
         assert row.shared == pytest.approx(sum(len(a & b) for a, b in pairs) / sum(len(b) for _, b in pairs))
     assert {0, 4, 12} == set(table["lag"])
     assert "of flagged tokens too" in table.attrs["note"]
-    other = table[table["lag"] == 0]
-    assert ((other["shared"] > 0) & (other["shared"] < 1)).all()
+    places, half = [*sets], len(sets) // 2  # each is paired with the one half of the sample away
+    both = zip(places[half:] + places[:half], places, strict=True)
+    apart = [(sets[one], sets[two]) for one, two in both if one[0] != two[0]]
+    other = table[table["lag"] == 0].iloc[0]
+    assert other["pairs"] == len(apart)
+    assert other["shared"] == pytest.approx(sum(len(a & b) for a, b in apart) / sum(len(b) for _, b in apart))
 
 
 def test_served_by_a_cache(run: Run, sets: dict[tuple[int, int], set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +147,17 @@ def test_without_a_sample(made: ModuleType, tmp_path: Path, run: Run) -> None:
         module._table(bare, [])
 
 
+def test_groups_of_documents_without_a_pair_have_no_say() -> None:
+    """Pairs are of ten of twenty groups, one of which has a single one."""
+    rng = np.random.default_rng(5)
+    unit = np.append(2 * (np.arange(270) // 30), 19)
+    total = rng.integers(20, 60, len(unit))
+    counts = pd.DataFrame({"shared": rng.binomial(total, 0.3), "all": total})
+    row = module._share(counts["shared"].to_numpy(), total, unit, unit)
+    ends = drawn_interval(pd.Series(unit), lambda rows: rows["shared"].sum() / rows["all"].sum(), counts)
+    assert (row["low"], row["high"]) == pytest.approx(ends, rel=1e-9)
+
+
 @pytest.mark.parametrize("own", [0.0, 1.0])
 def test_pairs_of_other_sequences_go_together_by_either_token(own: float) -> None:
     """The error of a mean over pairs is that of all pairs of pairs with a document in common, each counted once: where
@@ -151,7 +166,8 @@ def test_pairs_of_other_sequences_go_together_by_either_token(own: float) -> Non
     unit, total = np.arange(tokens) // 40 % 20, np.full(tokens, 50)
     other = rng.permutation(np.arange(20))[unit // 2] + unit % 2  # as many pairs of two replicates as of others
     other = (unit + 1 + other) % 20
-    shared = 10 + own * rng.normal(size=20)[other] * 3 + rng.normal(size=tokens)
+    effect = 3 * own * rng.normal(size=20)
+    shared = 10 + effect[unit] + effect[other] + rng.normal(size=tokens)
     row = module._share(shared, total, unit, other)
     half = (row["high"] - row["low"]) / 2
     residual = shared - row["shared"] * total
@@ -160,5 +176,10 @@ def test_pairs_of_other_sequences_go_together_by_either_token(own: float) -> Non
     sums = sums + sums.T - np.diag(np.diag(sums))
     square = (sums.sum(axis=1) ** 2).sum() - np.triu(sums**2, 1).sum()
     size = np.bincount(unit, minlength=20) + np.bincount(other[unit != other], minlength=20)
-    expected = stats.t.ppf(0.975, size.sum() ** 2 / (size**2).sum() - 1) * np.sqrt(square) / total.sum()
-    assert half == pytest.approx(expected, rel=0.2)
+    reach = stats.t.ppf(0.975, size.sum() ** 2 / (size**2).sum() - 1)
+    assert half == pytest.approx(reach * np.sqrt(square) / total.sum(), rel=0.2)
+    left = [(unit != group) & (other != group) for group in range(20)]
+    without = np.array([shared[rows].sum() / total[rows].sum() for rows in left])
+    twice = np.triu(sums**2, 1).sum() / total.sum() ** 2
+    variance = 19 / 20 * ((without - row["shared"]) ** 2).sum() - twice
+    assert half == pytest.approx(reach * np.sqrt(max(variance, twice)), rel=1e-9), "by leaving each group out"

@@ -77,7 +77,8 @@ def test_summaries_of_pieces_and_of_parts_mixed(
     ensure(run)
     other = made.make(tmp_path / "pieces", sequences=40, parts=2)
     monkeypatch.setattr(part_rows, "PIECE", 300)
-    monkeypatch.setattr(part_rows, "BLOCK", 57)
+    for module in (part_rows, part_sums, token_sums):
+        monkeypatch.setattr(module, "BLOCK", 57)
     assert len(whole(other)) > 2
     ensure(other)
     questions.same(other, run)
@@ -149,20 +150,22 @@ def test_sums_by_token_are_exact_past_2_to_53() -> None:
 
 
 def test_a_tokens_own_loss_is_that_of_the_position_before() -> None:
-    """And of no other: not after a gap, nor of the sequence before, even where that one's end has a loss."""
+    """And of no other: not after a gap, nor of the sequence before, even where that one's end has a loss; and where
+    the position before has none, there is none."""
 
     def gap(columns: dict[str, Any]) -> None:
         columns["position"][10:30] += 3
+        columns["loss"][[4, 40, 60]] = np.nan
         columns["counts"] = columns["counts"].astype(np.uint16)
 
     few = wide(gap)
-    follows = np.array([i not in (0, 10, 30, 50, 75) for i in range(90)])
+    known = np.array([i not in (0, 10, 30, 50, 75) and i - 1 not in (4, 40, 60) for i in range(90)])
     sums = part_sums.of_rows(few, Classes(*np.zeros((2, 4), np.int64), *np.zeros((3, 4), bool)), 1)
     own = sums["surprisal_classes"].filter(pc.field("own") & (pc.field("layer") == 0))
-    assert pc.sum(own["tokens"]).as_py() == (follows & (few.flags == 0)).sum()
+    assert pc.sum(own["tokens"]).as_py() == (known & (few.flags == 0)).sum()
     by_token = sums["tokens"].to_pandas().groupby("token_id")[["surprisal_tokens", "surprisal_sum"]].sum()
     for token, row in by_token.iterrows():
-        here = np.flatnonzero(follows & (few.token == token))
+        here = np.flatnonzero(known & (few.token == token))
         assert row.tolist() == [len(here), int((few.loss[here - 1] * 2**24).sum())]
 
 

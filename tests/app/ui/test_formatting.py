@@ -15,7 +15,9 @@ from twell.app.ui.formatting import (
     decimals,
     fixed,
     matching,
+    message_markdown,
     number,
+    pass_spread,
     percent,
     plot_label,
     plural,
@@ -23,10 +25,12 @@ from twell.app.ui.formatting import (
     running,
     seconds_ago,
     signed,
+    times,
     token_html,
     typeset,
     visible,
     whole,
+    with_intervals,
 )
 from twell.workbench.run.store import Run
 
@@ -112,7 +116,21 @@ def test_small_words() -> None:
     assert signed(-1.5) == "−1.50"
     assert whole(12.6) == "13"
     assert [fixed(value) for value in (-0.4, -0.001, math.nan)] == ["−0.40", "0.00", "–"]
-    assert [seconds_ago(s) for s in (5, 90, 7300, 200000)] == ["5 s ago", "1 min ago", "2 h ago", "2 days ago"]
+    ages = {59.9: "59 s", 60: "1 min", 3599: "59 min", 3600: "1 h", 86399: "23 h", 86400: "1 day", 200_000: "2 days"}
+    assert [seconds_ago(seconds) for seconds in ages] == [f"{age} ago" for age in ages.values()]
+
+
+def test_clauses_about_intervals_say_where_there_are_none() -> None:
+    assert with_intervals(pd.Series([math.nan, 0.5]), ", by document") == "with 95 % intervals, by document"
+    assert with_intervals(pd.Series([math.nan, math.nan]), ", by document").startswith("without intervals")
+    assert pass_spread(1.234, 1.3, 3) == f"{times(1.234)} to {times(1.3)} with 95{THIN}% confidence, 3 batches"
+    assert pass_spread(math.nan, math.nan, 1).startswith("1 batch, too few for an interval")
+
+
+def test_a_message_is_shown_as_it_is_but_for_its_code() -> None:
+    assert message_markdown("got *a*, 2,048 rows: `twell run/*` at `x`") == (
+        f"got \\*a\\*, 2{THIN}048 rows\\: `twell run/*` at `x`"
+    )
 
 
 def test_the_numbers_of_a_column_share_their_decimals() -> None:

@@ -12,9 +12,9 @@ import torch
 
 from twell.kernels import build
 from twell.kernels.backends.reference import MAX_ROWS, neuron_sums
-from twell.kernels.layout import Layout
+from twell.kernels.layout import Layout, unpack
 from twell.kernels.ops import gated_ffn, plain_ffn
-from twell.kernels.stats import NO_TOKEN, VALUE_CAP, NeuronSums
+from twell.kernels.stats import NO_TOKEN, VALUE_CAP, NeuronSums, Stats
 
 pytestmark = pytest.mark.usefixtures("kernel")
 D_MODEL, D_FF = 40, 136
@@ -189,3 +189,27 @@ def test_no_rows_count_nothing(case) -> None:
             assert torch.equal(getattr(sums, name), getattr(empty, name)), name
     assert not stats.tiles.pairs.any()
     assert not masked.tiles.rows.any()
+
+
+def test_calls_join_to_the_whole_and_rows_are_taken_in_any_order(case) -> None:
+    """Generation joins the calls of its passes and puts the rows in the order of the text; sums know no order."""
+    tensors, info = case
+    options: dict[str, Any] = {"layout": Layout(32, 4), "want_packed": True, "up_relu": True}
+    whole = call(tensors, info, torch.float32, **options)
+    parts = []
+    for rows in (slice(0, 50), slice(50, 90)):
+        each = {name: values[rows] for name, values in info.items()}
+        parts.append(call({**tensors, "x": tensors["x"][rows]}, each, torch.float32, **options))
+    joined = Stats.cat(parts)
+    order = torch.randperm(90, generator=torch.Generator().manual_seed(3))[:70]
+    taken = joined.take_rows(order)
+    for name in ("nnz", "finite", "nnz_used"):
+        assert torch.equal(getattr(joined, name), getattr(whole, name)), name
+        assert torch.equal(getattr(taken, name), getattr(whole, name)[order]), name
+    assert torch.equal(unpack(joined.packed), unpack(whole.packed))
+    assert torch.equal(unpack(taken.packed), unpack(whole.packed)[order])
+    assert all(map(torch.equal, taken.neurons.tensors(), whole.neurons.tensors()))
+    assert all(map(torch.equal, (taken.tiles.pairs, taken.tiles.rows), (whole.tiles.pairs, whole.tiles.rows)))
+    bare = gated_ffn(**tensors)[1].take_rows(order)
+    assert torch.equal(bare.nnz, whole.nnz[order])
+    assert (bare.nnz_used, bare.tiles, bare.neurons, bare.packed) == (None, None, None, None)

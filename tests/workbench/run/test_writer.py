@@ -60,6 +60,22 @@ def test_a_run_that_ends_with_a_part_says_so_without_one(
     assert open_run(tmp_path / "run").manifest.loss_sum == 7.0
 
 
+def test_a_part_is_due_by_its_size_or_its_age_and_never_empty(
+    tmp_path: Path, make_manifest: Maker, make_activity: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PART_TOKENS", 60)
+    run = RunWriter(tmp_path / "run", make_manifest())
+    for age, rows, due in ((0.0, 0, False), (3600.0, 50, False), (0.0, 50, True), (3600.0, 60, True)):
+        monkeypatch.setattr(writer, "PART_SECONDS", age)
+        if rows > run._tokens:
+            run.add("activity", make_activity((rows - run._tokens) // 10, 10, first=run._tokens // 10))
+        assert run.due == due, (age, rows)
+    run.close_part()
+    assert not run.due
+    run.finish()
+    assert open_run(tmp_path / "run").manifest.tokens == 60
+
+
 def test_values_of_windows_are_in_no_dictionary_and_all_else_is(tmp_path: Path) -> None:
     """A name that no column has would be passed over in silence."""
     kinds = {"kind": pa.string(), "window": pa.list_(pa.float32()), "neuron": pa.list_(pa.int16())}

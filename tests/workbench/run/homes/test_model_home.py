@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from twell.workbench.run.homes.model_home import model_home, recall, remember
+from twell.workbench.run.homes.model_home import model_home, recall, remember, state_folder
 from twell.workbench.run.manifest import Manifest
 
 
@@ -43,3 +43,17 @@ def test_the_weights_come_before_the_name(
     remember("b" * 64, "models/mine")
     monkeypatch.chdir(tmp_path / "here")
     assert model_home(manifest) == str(tmp_path / "there" / "models" / "mine")
+
+
+def test_a_folder_is_recalled_while_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name on a hub is no folder. Without XDG_STATE_HOME the state is in the user's home."""
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    remember("c" * 64, "made-up/model")
+    assert not state_folder().exists()
+    (model := tmp_path / "model").mkdir()
+    remember("c" * 64, str(model))
+    assert [path.name for path in (tmp_path / ".local" / "state" / "twell" / "models").iterdir()] == ["c" * 64]
+    assert recall("c" * 64) == str(model)
+    model.rmdir()
+    assert recall("c" * 64) is None
