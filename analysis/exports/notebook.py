@@ -24,9 +24,9 @@ LOUDEST = 3  # neurons that are named under the pointer, where their values are 
 STRONG = 0.72  # opacity of the strongest shade
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ShadedText:
-    """A passage, its tokens' texts, and how strongly each is shaded; HTML in a notebook, text by `str`."""
+    """A passage, its tokens' texts, and how strongly each is shaded; HTML in a notebook, elsewhere its text."""
 
     rows: pd.DataFrame
     texts: list[str]
@@ -36,6 +36,8 @@ class ShadedText:
 
     def __str__(self) -> str:
         return "".join(self.texts)
+
+    __repr__ = __str__  # consoles show this one
 
     def _repr_html_(self) -> str:
         spans = []
@@ -99,7 +101,8 @@ def card(run: Run) -> str:
         about.device,
     ]
     facts += [f"{rate:,.0f} tokens/s"] if rate else []
-    facts += [] if about.loss is None else [f"loss {about.loss:.3f} nats"]
+    made = ", generated tokens among them" if about.options.get("generate") else ""  # which are easier to predict
+    facts += [] if about.loss is None else [f"loss {about.loss:.3f} nats{made}"]
     try:
         layers = by_layer(run)
         mean = float(layers["mean"].mean())

@@ -46,10 +46,11 @@ def shaded_lines(run: Run, layer: int | None = None, colored: bool = True) -> It
     counted = tokens[tokens["flags"] == 0]
     mean = counted[nnz_columns(run.layers)].mean()
     sparsity = 1 - mean.sum() / run.neurons
-    about = f"{run.manifest.model['name']}: {len(tokens):,} tokens, {len(counted):,} counted"
+    made = int((tokens["phase"] == DECODE).sum())
+    generated = f", {made:,} of them generated" if made else ""
+    about = f"{run.manifest.model['name']}: {len(tokens):,} tokens{generated}, {len(counted):,} counted"
     about += f", mean nnz {mean.mean():,.1f} of {spelled(run.manifest.widths)} a layer"
-    loss = run.manifest.loss
-    yield f"{about} (sparsity {sparsity:.2%})" + ("" if loss is None else f", loss {loss:.3f} nats")
+    yield f"{about} (sparsity {sparsity:.2%}){_losses(run, tokens)}"
     yield ""
     for rows in passages:
         texts = pieces(run.vocab["bytes"].reindex(rows["token_id"]))
@@ -59,8 +60,8 @@ def shaded_lines(run: Run, layer: int | None = None, colored: bool = True) -> It
     yield ""
     if colored:
         steps = "".join(_painted("  ", code) for code in SHADES)
-        made = ", italic: generated" if (tokens["phase"] == DECODE).any() else ""
-        yield f"{of_run.name}: ≤ {of_run.low:,.0f} {steps} ≥ {of_run.high:,.0f}   underlined: not counted{made}"
+        italic = ", italic: generated" if made else ""
+        yield f"{of_run.name}: ≤ {of_run.low:,.0f} {steps} ≥ {of_run.high:,.0f}   underlined: not counted{italic}"
     if not mean.any():
         yield "no neuron fires on any of these tokens"
         return
@@ -69,6 +70,18 @@ def shaded_lines(run: Run, layer: int | None = None, colored: bool = True) -> It
     yield f"layers that fire most, neurons a token: {', '.join(named)}"
     yield f"tokens that fire most, {of_run.name}:"
     yield from _top_tokens(run, shade, layer)
+
+
+def _losses(run: Run, tokens: pd.DataFrame) -> str:
+    """Return the mean loss of the text in nats, and apart from it that of what was generated: the model itself found
+    it likely. tokens: rows of `passage`, whose losses are in float16"""
+    made = tokens["phase"] == DECODE
+    if run.manifest.loss is None or not made.any():
+        return "" if run.manifest.loss is None else f", loss {run.manifest.loss:.3f} nats"
+    read, written = tokens["surprisal"][~made].mean(), tokens["surprisal"][made].mean()
+    losses = [] if np.isnan(read) else [f"{read:.2f} nats of the text"]
+    losses += [] if np.isnan(written) else [f"{written:.2f} of what was generated"]
+    return f", loss {' and '.join(losses)}" if losses else ""
 
 
 def _top_tokens(run: Run, shade: str, layer: int | None) -> Iterator[str]:

@@ -58,7 +58,8 @@ def loss_curves(steps: pd.DataFrame) -> go.Figure:
     finish(figure, 300, top=36)
     _name_steps(figure, steps["step"])
     figure.update_yaxes(title="nats a token", col=1)
-    titles = ("loss, ● held-out" + ("" if origin is None else ", – – the original"), "L1 term × its coefficient")
+    held_out = ", ● held-out" if len(heldout) else ""
+    titles = (f"loss{held_out}" + ("" if origin is None else ", – – the original"), "L1 term × its coefficient")
     titled = enumerate(titles[: len(widths)], start=1)
     figure.update_layout(annotations=[panel_title(name, column) for column, name in titled])
     return figure

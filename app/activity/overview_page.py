@@ -51,7 +51,8 @@ def draw_headline(run: Run) -> None:
         st.info(message_markdown(numbers["missing"]["tokens"]))
         return
     st.html(f'<p class="tw-lead">{html.escape(typeset(introduction(run, numbers)))} {own_text_link(run)}</p>')
-    loss = f"over {plural(numbers['loss_tokens'], 'prediction')}" if numbers["loss_tokens"] else "not recorded"
+    made = ", those of generated tokens among them" if run.manifest.options.get("generate") else ""  # which are easier
+    loss = f"over {plural(numbers['loss_tokens'], 'prediction')}{made}" if numbers["loss_tokens"] else "not recorded"
     values = (
         ("Sparsity", percent(numbers["sparsity"]), f"1 − nnz / d_ff, over {plural(run.layers, 'layer')}"),
         (

@@ -68,8 +68,11 @@ def main(runs: str, settings: str, *flags: str) -> None:
     guard = Middleware(Guard, host=config["server.address"], policy=content_policy())
     announced = Middleware(Announced, scripts=scripts())
     app = st.App(MAIN, middleware=[guard, Middleware(InOneFolder), announced, Middleware(Linked)])
-    with suppress(KeyboardInterrupt):  # Ctrl-C, once the server has ended
-        app.run(config=config)
+    try:
+        with suppress(KeyboardInterrupt):  # Ctrl-C, once the server has ended
+            app.run(config=config)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's, while this process ends already
 
 
 if __name__ == "__main__":

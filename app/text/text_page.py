@@ -24,6 +24,7 @@ from twell.app.ui.query import QueryResult, fetch, query
 from twell.app.ui.run_catalog import find_runs
 from twell.app.ui.url_state import current_run, parameter, run_name, say_unmet, whole_number
 from twell.workbench.errors import Missing
+from twell.workbench.run.schema import DECODE
 from twell.workbench.run.store import Run
 
 PAGE_TOKENS = 1024  # tokens of a sequence that are drawn at a time
@@ -152,12 +153,13 @@ def draw_heading(
         result: the rows that are drawn.
     """
     begin, end, length = stretch
+    made = "; those in italics were generated" if (result.frame["phase"] == DECODE).any() else ""
     widgets.heading(
         "Your text" if choice.own else name,
         f"{source_caption(sequences, choice)}{plural(length, 'token')}"
         f"{'' if end - begin == length else f', {whole(begin)} to {whole(end - 1)} shown'}. Choose a token to see "
         f"{'the neurons that it fires' if names_neurons else 'its page'}. Dotted tokens are not counted in any "
-        "statistic. Beside the text: a token's nnz in each layer; a full bar is the layer's 99th percentile.",
+        f"statistic{made}. Beside the text: a token's nnz in each layer; a full bar is the layer's 99th percentile.",
         result,
         key="passage",
     )

@@ -104,7 +104,7 @@ def occurrences_html(frame: pd.DataFrame) -> str:
             html.escape(visible(row.token)),
             html.escape(running(row.after[:90])),
             whole(row.nnz),
-            f"{row.z:+.2f}".replace("-", "−"),
+            fixed(row.z),
             loss,
         )
         tooltip = html.escape(f"{row.source}, document {row.document}; percentile {row.percentile:.0f}", quote=True)

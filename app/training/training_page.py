@@ -39,7 +39,7 @@ def headline(run: Run) -> None:
     of_steps = f"of {whole(total)}" if total == total and total is not None else "so far"
     widgets.numbers(
         (
-            ("Steps", whole(last["step"]), f"{of_steps}, {plural(int(last['tokens']), 'token')}"),
+            ("Steps", whole(last["step"]), f"{of_steps}; {plural(int(last['tokens']), 'token')}"),
             (
                 "Held-out loss",
                 widgets.nats(heldout.iloc[-1]) if len(heldout) else "–",
@@ -102,8 +102,8 @@ def maps(run: Run) -> None:
     rows = layers["step"].nunique()
     widgets.heading(
         "Activity by layer and step",
-        f"Mean nnz of a token in each layer, {plural(rows, 'row')} of the log{_together(rows)}; the darker, the more "
-        "neurons fire.",
+        f"Mean nnz of a token in each layer, {plural(rows, 'row')} of the log{_together(rows)}; the stronger the blue, "
+        "the more neurons fire.",
         query(run, analysis.training_layers),
     )
     widgets.draw(built_once(layer_map, layers, "nnz", run.d_ff), "nnz-map", "nnz by layer and step", wide=True)

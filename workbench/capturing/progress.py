@@ -125,7 +125,8 @@ def outcome(run: Run, nnz_mean: float | None, counted: int) -> str:
     """Return one line on what was recorded and where it is. nnz_mean: over the counted tokens, None where there are
     none."""
     manifest = run.manifest
-    loss = "" if manifest.loss is None else f", loss {manifest.loss:.3f} nats"
+    made = ", generated tokens among them" if manifest.options.get("generate") else ""  # which are easier to predict
+    loss = "" if manifest.loss is None else f", loss {manifest.loss:.3f} nats{made}"
     state = "" if manifest.status == COMPLETE else f" ({manifest.status})"
     rate = manifest.tokens / max(manifest.seconds, 1e-9)
     counts = (

@@ -6,6 +6,7 @@ two. One that two layers share, or that is more than linear maps around an activ
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class FFN:
     up_relu: bool = False
 
 
-FFNs = Mapping[str, FFN | Sequence[str] | str] | Sequence[str]
+FFNs = Mapping[str, FFN | Sequence[str] | str] | Sequence[str | nn.Module]
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,17 @@ def of_family(name: str, model: Any, any_activation: bool = False, advice: str =
 def named(name: str, model: nn.Module, ffns: FFNs) -> list[FoundFFN]:
     """Return the FFNs that the caller names, in that order."""
     result = []
-    for path, given in _items(ffns):
+    for path, given in _items(name, model, ffns):
         entry = _module(name, model, path)
         if given is None:
             known = next((maps for maps in KNOWN_MAPS if all(hasattr(entry, one) for one in maps)), None)
             if known is None:
+                children = [child for child, _ in entry.named_children()]
+                linear = [child for child, module in entry.named_children() if isinstance(module, nn.Linear)]
+                own = linear if len(linear) in (2, 3) else ("gate", "up", "down")  # in their order
                 raise UserError(
-                    f"Expected maps of a known name in {path} of {name}, got "
-                    f"{', '.join(child for child, _ in entry.named_children()) or 'none'}: name them, as in "
-                    f'ffns={{"{path}": ("gate", "up", "down")}}.'
+                    f"Expected maps of a known name in {path} of {name}, got {', '.join(children) or 'none'}: name "
+                    f"them, as in ffns={{{json.dumps(path)}: ({', '.join(map(json.dumps, own))})}}."
                 )
             given = known
         ffn = given if isinstance(given, FFN) else FFN(tuple(given.split() if isinstance(given, str) else given))
@@ -111,8 +114,19 @@ def named(name: str, model: nn.Module, ffns: FFNs) -> list[FoundFFN]:
     return result
 
 
-def _items(ffns: FFNs) -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = list(ffns.items()) if isinstance(ffns, Mapping) else [(path, None) for path in ffns]
+def _items(name: str, model: nn.Module, ffns: FFNs) -> list[tuple[str, Any]]:
+    """Return each FFN's path and what the caller says of it. Modules may stand in a list in place of their paths."""
+    if isinstance(ffns, (str, nn.Module)):  # each is a sequence too, of letters or of layers
+        got = repr(ffns) if isinstance(ffns, str) else f"a {type(ffns).__name__}"
+        raise UserError(f"Expected a list of FFNs in ffns=, or a dict of their maps, got {got}: put it in a list.")
+    if isinstance(ffns, Mapping):
+        pairs: list[tuple[str, Any]] = list(ffns.items())
+    else:
+        paths = {id(module): path for path, module in model.named_modules()}
+        strange = next((one for one in ffns if isinstance(one, nn.Module) and id(one) not in paths), None)
+        if strange is not None:
+            raise UserError(f"Expected modules of {name} in ffns=, got a {type(strange).__name__} that is none of its.")
+        pairs = [(paths[id(one)] if isinstance(one, nn.Module) else one, None) for one in ffns]
     if not pairs:
         raise UserError("Expected at least one FFN in ffns=, got none: name their paths in the model.")
     return pairs
@@ -168,7 +182,7 @@ def maps_back(name: str, model: Any) -> list[nn.Module]:
 def named_maps(name: str, model: nn.Module, ffns: FFNs) -> list[nn.Module]:
     """Return the last maps of the FFNs that the caller names, for a threshold."""
     maps = []
-    for path, given in _items(ffns):
+    for path, given in _items(name, model, ffns):
         names = given.maps if isinstance(given, FFN) else (given or ("",)) if not isinstance(given, str) else (given,)
         last = ".".join(filter(None, (path, names[-1])))
         maps.append(_module(name, model, last))

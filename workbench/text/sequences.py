@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twell.workbench.errors import UserError, first_line
+from twell.workbench.text.given import GivenTexts
 from twell.workbench.text.sources import TextSource, builtins
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def _documents(source: TextSource) -> Iterator[Document]:
             blank = blank and text.isspace()
             yield Document(source.name, number, text)
     if blank:
-        raise UserError(f"Expected text in {source.name}, got no document that has any: give another source.")
+        where = "what is given" if isinstance(source, GivenTexts) else source.name
+        raise UserError(f"Expected text in {where}, got no document that has any: give another source.")
 
 
 def _pieces(chunks: Iterable[str]) -> Iterator[str]:

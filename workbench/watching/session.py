@@ -63,7 +63,7 @@ class watch(Answers):  # called like a function, in a with statement
     model: a causal language model of transformers, or with `ffns` any torch module
     tokenizer: for text, and for which ids are special; fast
     ffns: the FFNs of a module of yours: their paths in it, and the names of their maps, as in
-    {"blocks.0.mlp": ("gate", "up", "down")}
+    {"blocks.0.mlp": ("gate", "up", "down")}; where the maps have usual names, a list of paths or of the modules
     inputs: names of that module's arguments: "ids", [sequences, columns] (default: input_ids, or the first tensor of
     whole numbers that is no mask), and "mask", which is 0 at padding (default: attention_mask); FFNs that see other
     rows than there are ids are counted without

@@ -104,7 +104,7 @@ def intervals(
                 'stroke-width="3" opacity=".5"/>'
             )
         parts.append(f'<circle cx="{across(value):.1f}" cy="{y}" r="3.2" fill="{BLUE}"/>')
-        parts.append(_text(WIDTH, y + 3, form.format(value), "end"))
+        parts.append(_text(WIDTH, y + 3, form.format(value).replace("-", "−"), "end"))
     return _svg(parts, says, tall)
 
 

@@ -27,7 +27,7 @@ from twell.analysis.exports.documents import cells
 from twell.analysis.exports.documents.introduction import introduction
 from twell.analysis.exports.documents.notebook import PASSAGES, notebook
 from twell.analysis.exports.documents.passage_image import COLUMNS, _placed, svg
-from twell.analysis.exports.notebook import ShadedText, shaded_text
+from twell.analysis.exports.notebook import ShadedText, card, shaded_text
 from twell.analysis.exports.tables import ABLATIONS, SECTIONS
 from twell.analysis.figures.labels import plural
 from twell.analysis.passage import Scale
@@ -126,6 +126,11 @@ def test_a_passage_is_drawn_as_text(poor: Run) -> None:
     assert {element.tag.partition("}")[2] for element in root.iter()} == {"svg", "rect", "text"}
     written = "".join(element.text or "" for element in root.iter())
     assert HOSTILE[0].replace(" ", "") in written.replace(" ", "")
+
+
+def test_a_console_shows_a_passage_as_its_text(poor: Run) -> None:
+    passage = shaded_text(poor, 0)
+    assert repr(passage) == str(passage) == "".join(passage.texts)
 
 
 def test_a_passage_keeps_lines_and_widths() -> None:
@@ -236,9 +241,10 @@ def test_a_poor_run_has_a_page_and_a_notebook(made: ModuleType, tmp_path: Path) 
 def test_what_a_model_wrote_it_has_not_read(made: ModuleType, tmp_path: Path) -> None:
     run = made.make(tmp_path / "written", sequences=4, parts=1)
     tokens = plural(run.manifest.tokens, "token")
-    assert f" read {tokens}. " in introduction(run, overview(run))
+    assert f" read {tokens}. " in introduction(run, overview(run)) and "generated" not in card(run)
     run.manifest.options["generate"] = 8
     assert f" read and wrote {tokens}. " in introduction(run, overview(run))
+    assert " nats, generated tokens among them" in card(run)
 
 
 def test_a_threshold_skips_nothing(small: Run) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from twell.analysis import by_token, by_word
@@ -67,3 +68,18 @@ def test_what_a_refusal_advises_can_be_done(run: Run, tmp_path: Path, capsys: py
         tokens(TokensOptions(run=path))
     tokens(TokensOptions(run=path, without_damaged=True))
     assert "most:" in capsys.readouterr().out
+
+
+def test_the_loss_of_a_text_is_apart_from_that_of_what_was_generated(made: ModuleType, tmp_path: Path) -> None:
+    """The model writes what it finds likely, so a mean over both would say that it knows the text well."""
+
+    def generated(columns: dict[str, Any]) -> dict[str, Any]:
+        new = columns["position"] >= 20
+        loss = np.ma.where(columns["position"] >= 19, np.float16(1), np.float16(6))  # of the next token
+        return columns | {"phase": new.astype(np.uint8), "loss": np.ma.masked_where(columns["loss"].mask, loss)}
+
+    run = made.make(tmp_path / "made", layers=3, sequences=20, timings=0, change=generated)
+    new = run.arrow("activity")["phase"].to_numpy().sum()
+    line = next(iter(shaded_lines(run, colored=False)))
+    assert f" tokens, {new:,} of them generated, " in line
+    assert line.endswith(", loss 6.00 nats of the text and 1.00 of what was generated")

@@ -40,6 +40,9 @@ def test_intervals_keep_their_order_along_the_line() -> None:
     assert zero < low < first < high < second
     assert (first - zero) / (second - zero) == pytest.approx(1 / 3, abs=0.01)
     assert len(re.findall(r'y1="9"', drawn)) == 1, "one value has no interval"
+    assert ">−1.00<" in svg(intervals([("x", -1.0, -2.0, 0.0)], 0.0, "zero", "says")), (
+        "a minus, as in the text beside it"
+    )
 
 
 def test_a_curve_falls_where_its_values_do() -> None:
@@ -59,7 +62,8 @@ def test_every_claim_that_a_run_can_test_is_drawn_from_its_own_tables(run: Run) 
     )
     words = token_classes(run).set_index("class")
     if "function word" in words.index:
-        assert f">{words.loc['function word', 'difference']:+.2f}<" in svg(drawn["Function words fire little."])
+        difference = f"{words.loc['function word', 'difference']:+.2f}".replace("-", "−")
+        assert f">{difference}<" in svg(drawn["Function words fire little."])
     assert drawing(run, "no such claim") == ""
 
 

@@ -18,7 +18,7 @@ from support.page_elements import markup
 from twell.analysis import by_layer, by_word, position_blocks, speedup, surprisal_correlation
 from twell.analysis.figures.overview import layer_by_layer
 from twell.analysis.figures.speed.bench_beside import beside_capture
-from twell.app.ui.formatting import number, percent, times
+from twell.app.ui.formatting import number, percent, times, whole
 from twell.app.ui.widgets import LINKS, with_links
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
@@ -174,3 +174,11 @@ def test_layers_that_fire_alike_still_have_an_axis_with_numbers(made_run: Run) -
     axis = layer_by_layer(position_blocks(made_run, blocks=16), layers, speedup(made_run)).layout.xaxis2
     inside = [tick for tick in axis.tickvals if axis.range[0] <= np.log10(tick) <= axis.range[1]]
     assert len(inside) == len(axis.tickvals) >= 2
+
+
+def test_a_loss_over_generated_tokens_is_said_to_be_one(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    run = made.make(tmp_path / "written", sequences=20, timings=0)
+    note = ", those of generated tokens among them"
+    assert note not in markup(show(tmp_path, "overview", run="written"))
+    manifests.update(run.path, options=run.manifest.options | {"generate": 8})
+    assert f"{whole(run.manifest.loss_tokens)} predictions{note}" in markup(show(tmp_path, "overview", run="written"))

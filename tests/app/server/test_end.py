@@ -17,9 +17,10 @@ from twell.app.server.launch import command
 from twell.workbench.options import AppOptions
 
 SERVE = """
-import atexit, sys
+import atexit, os, signal, sys
 from twell.app.server.serve import main
 atexit.register(print, "temporary folders are removed")
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)  # a Ctrl-C reaches the launcher too, which then sends this
 main(*sys.argv[1:])
 """
 

@@ -256,7 +256,7 @@ def test_a_marked_token_names_the_neurons_that_it_fires(show: Show, runs: Path, 
     assert f"keeps no firings of the token at {lost}" in test.info[0].value.replace("\\", "")
 
 
-def test_one_phase_of_generation_alone(show: Show, made: ModuleType, tmp_path: Path) -> None:
+def test_one_phase_of_generation_alone(show: Show, made: ModuleType, runs: Path, tmp_path: Path) -> None:
     def generated(columns: dict[str, Any]) -> dict[str, Any]:
         loss = np.ma.where(columns["position"] == 19, np.float16(90), columns["loss"])
         return columns | {"phase": (columns["position"] >= 20).astype(np.uint8), "loss": loss}
@@ -274,3 +274,5 @@ def test_one_phase_of_generation_alone(show: Show, made: ModuleType, tmp_path: P
     assert (loudest(run, "surprisal", "prefill")["position"] < 20).all(), "and no token of the prompt"
     plain = show(tmp_path, "text", run="made", sequence="1")
     assert not np.isnan(shades(markup(plain))).any()
+    assert "those in italics were generated" in markup(plain)
+    assert "italics" not in markup(show(runs, "text", run="made", sequence="1")), "nothing was generated there"

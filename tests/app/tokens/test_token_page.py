@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from support import synthetic_runs
 from support.page_elements import markup
 
-from twell.analysis import by_layer, by_word, token_profile
+from twell.analysis import by_layer, by_token, by_word, contexts, token_profile
 from twell.analysis.figures.tokens import MIN_COUNT
 from twell.analysis.tokens.word_places import places_of_word
 from twell.app.tokens.word_data import word_layers
@@ -129,3 +129,10 @@ def test_neurons_are_whole_numbers_in_the_list_of_the_highest(show: Show, tmp_pa
     synthetic_runs.make(tmp_path / "short", sequences=1, length=40, parts=1)
     numbers = re.findall(r'<span class="number">([^<]*)</span></a>', markup(show(tmp_path, "text", run="short")))
     assert len(numbers) == 12 and all(number.isdigit() for number in numbers) and min(map(int, numbers)) < 100
+
+
+def test_a_z_that_rounds_to_nothing_has_no_sign(show: Show, runs: Path, made_run: Run) -> None:
+    tokens = by_token(made_run, min_count=1)["token_id"]
+    token = next(one for one in tokens if contexts(made_run, one)["z"].abs().min() < 0.004)
+    shown = markup(show(runs, "token", run="made", token=str(token)))
+    assert ">0.00<" in shown and ">+0.00<" not in shown and ">−0.00<" not in shown

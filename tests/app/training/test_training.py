@@ -36,7 +36,7 @@ def test_its_numbers_are_the_log_s(folder: Path, show: Callable[..., AppTest]) -
     assert not test.exception
     body = text(test)
     nnz = 512 * (3 * SPARSE + DENSE) / 4
-    values = (f"of 120, {whole(30720)} tokens", f"{number(4.4)} nats", number(nnz), percent(1 - nnz / 512), times(1.5))
+    values = (f"of 120; {whole(30720)} tokens", f"{number(4.4)} nats", number(nnz), percent(1 - nnz / 512), times(1.5))
     for expected in (*values, "median of 6 turns, with 3 of 4 layers sparse"):
         assert expected in body, expected
     assert len(test.get("plotly_chart")) == 5
@@ -58,6 +58,18 @@ def test_a_log_without_an_l1_term_has_no_panel_of_it(folder: Path) -> None:
     both, alone = loss_curves(steps), loss_curves(steps.assign(l1=np.nan))
     assert [len(figure.layout.annotations) for figure in (both, alone)] == [2, 1]
     assert {trace.xaxis for trace in alone.data} == {"x"}
+
+
+def test_no_mark_is_named_that_no_row_has(folder: Path) -> None:
+    steps = training_steps(open_run(folder / "done"))
+    titles = [loss_curves(rows).layout.annotations[0].text for rows in (steps, steps.assign(heldout_loss=np.nan))]
+    assert "held-out" in titles[0] and "held-out" not in titles[1]
+
+
+def test_a_stronger_shade_is_named_by_what_both_themes_have(folder: Path, show: Callable[..., AppTest]) -> None:
+    """On dark pages what is more is brighter."""
+    body = text(show(folder, "training", run="done"))
+    assert "the stronger the blue" in body and "darker" not in body
 
 
 def test_the_command_that_captures_its_model_is_told(folder: Path, show: Callable[..., AppTest]) -> None:

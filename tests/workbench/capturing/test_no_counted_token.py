@@ -90,6 +90,13 @@ def test_a_run_that_counts_some_tokens_is_no_such_run(tiny: Path, tmp_path: Path
     run = run_capture(tiny, tmp_path / "run", texts[:1])
     assert not counts_no_token(run) and not is_nowhere_finite(run)
     assert "7 counted, mean nnz 26.4 of 264 (sparsity 90.00%)" in outcome(run, 26.4, 7)
+    assert "among them" not in outcome(run, 26.4, 7)
+
+
+def test_a_loss_over_generated_tokens_is_said_to_be_one(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:
+    """The model finds likely what it writes: such a loss is no measure of the text."""
+    run = run_capture(tiny, tmp_path / "run", texts[:1], generate=2)
+    assert outcome(run, 26.4, 7).endswith(" nats, generated tokens among them.")
 
 
 def test_verify_refuses_logits_that_are_not_finite(

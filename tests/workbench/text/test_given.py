@@ -10,6 +10,7 @@ import pytest
 from twell.workbench import capture, study
 from twell.workbench.errors import UserError
 from twell.workbench.text.given import sources_of
+from twell.workbench.text.sequences import documents
 from twell.workbench.text.sources import open_sources
 
 
@@ -66,3 +67,9 @@ def test_errors_say_the_words_of_python(tmp_path: Path) -> None:
         assert str(refused.value) == message
     with pytest.raises(UserError, match="Expected tokens= of at least 2, got 1"):
         study("builtin:demo", "a few words", ["dead"], tokens=1)
+
+
+def test_blank_texts_are_called_what_is_given() -> None:
+    """Their source is named text, and the sentence read: Expected text in text."""
+    with pytest.raises(UserError, match=r"Expected text in what is given, got no document that has any: "):
+        list(documents(sources_of(["", "  "])))

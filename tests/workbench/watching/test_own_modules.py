@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from twell.workbench import watch
+from twell.workbench.errors import UserError
 
 
 def test_a_module_of_ones_own() -> None:
@@ -82,3 +85,39 @@ def test_a_relu_on_both_branches_of_some_layers(both: tuple[bool, bool]) -> None
     np.testing.assert_array_equal(w.nnz, torch.stack(nnz, 1).numpy())
     np.testing.assert_array_equal(w.table()[["used_00", "used_01"]], torch.stack(used, 1).numpy())
     assert f"in layer {both.index(True)} gate" in w.run.manifest.nnz_definition
+
+
+def test_a_list_of_modules_and_what_is_no_list() -> None:
+    """The modules themselves name FFNs as well as their paths do; what is refused, and how to name the maps."""
+    net = torch.nn.Sequential(PlainFFN("up_proj", "down_proj"), PlainFFN("up_proj", "down_proj"))
+    x = torch.randn(2, 5, 16)
+    counts = []
+    for ffns in (["0", "1"], list(net)):
+        with torch.no_grad(), watch(net, ffns=ffns) as w:
+            net(x)
+        counts.append(w.nnz)
+    np.testing.assert_array_equal(*counts)
+    other = torch.nn.Sequential(PlainFFN("first", "second"))
+    refusals: list[tuple[torch.nn.Module, Any, str]] = [
+        (net, "*", r"Expected a list of FFNs in ffns=, .*, got '\*': put it in a list\.$"),
+        (net, net, r"got a Sequential: put it in a list\.$"),
+        (net, list(other), r"Expected modules of Sequential in ffns=, got a PlainFFN that is none of its\.$"),
+        (other, ["0"], r'name them, as in ffns=\{"0": \("first", "second"\)\}\.$'),
+    ]
+    for module, ffns, sentence in refusals:
+        with pytest.raises(UserError, match=sentence), watch(module, ffns=ffns):
+            pass
+
+
+class PlainFFN(torch.nn.Module):
+    """A plain FFN whose maps have the given names."""
+
+    def __init__(self, first: str, last: str) -> None:
+        super().__init__()
+        self.names = first, last
+        self.add_module(first, torch.nn.Linear(16, 40))
+        self.add_module(last, torch.nn.Linear(40, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, last = (self.get_submodule(name) for name in self.names)
+        return last(torch.relu(first(x)))  # type: ignore[no-any-return]
