@@ -263,10 +263,11 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
     for run in runs[1:]:
         if run.manifest.tokenizer["vocab_size"] != runs[0].manifest.tokenizer["vocab_size"]:
             raise Missing(f"{run.name} has another vocabulary than {runs[0].name}: their tokens cannot be compared.")
-    first = by_token(runs[0], min_count).set_index("token_id")
+    first = by_token(runs[0], min_count, spelled=True).set_index("token_id")
     pieces = []
     for run in runs[1:]:
-        both = by_token(run, min_count).set_index("token_id").join(first.add_suffix("_first"), how="inner")
+        both = by_token(run, min_count, spelled=True).set_index("token_id")
+        both = both.join(first.add_suffix("_first"), how="inner")
         if (both["text"] != both["text_first"]).any():
             raise Missing(
                 f"{run.name} has other tokens than {runs[0].name} under the same ids: they cannot be compared."
