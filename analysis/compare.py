@@ -67,8 +67,7 @@ def compare(options: CompareOptions) -> pd.DataFrame:
             unreadable.append(error)
     if unreadable and len(runs) < 2:
         raise unreadable[0]
-    table = compare_runs(runs)
-    layers = compare_layers(runs)
+    table, layers = compare_runs(runs), compare_layers(runs)
     if (layers["layer"] == layers["first_layer"]).all():
         layers = layers.drop(columns="first_layer")
     printed = table if table.attrs["comparable"] else table.drop(columns="best")
@@ -108,6 +107,12 @@ def of_one_text(runs: Sequence[Run]) -> bool:
     return len(texts) == len(vocab_sizes) == 1 and None not in {entry[0] for entry in texts.pop()}
 
 
+def of_generated(runs: Sequence[Run]) -> list[str]:
+    """Return a clause for each run whose loss is over generated tokens too: what a model writes it finds likely."""
+    those = [run.name for run in runs if run.manifest.loss is not None and run.manifest.options.get("generate")]
+    return [f"the loss of {name} is over generated tokens too, which are easier to predict" for name in those]
+
+
 def _require_two(runs: Sequence[Run]) -> None:
     """Raise UserError for fewer than two runs."""
     if len(runs) < 2:
@@ -132,8 +137,7 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
         row = {"run": run.name, "model": run.manifest.model["name"], "tokens": int(layers["tokens"].iloc[0])}
         row |= {"loss": np.nan if run.manifest.loss is None else run.manifest.loss, "nnz_mean": layers["mean"].mean()}
         of_all = {name: np.average(layers[name], weights=run.widths) for name in ("sparsity", "dead_share")}
-        row |= of_all
-        rows.append({**row, **speeds})
+        rows.append({**row, **of_all, **speeds})
         damaged += [damage.rstrip(".")] if damage else []
     frame = pd.DataFrame(rows)
     loss, firing = frame["loss"].to_numpy(), 1 - frame["sparsity"].to_numpy()
@@ -144,7 +148,7 @@ def compare_runs(runs: Sequence[Run]) -> pd.DataFrame:
     note = "the same text" if same_text else "texts, their lengths or vocabularies differ, so losses cannot be compared"
     left_out = [f"{run.name}: {run.left_out.rstrip('.')}" for run in runs if run.left_out]
     note = "; ".join(["losses over other tokens cannot be compared", *left_out]) if left_out else note
-    note = "; ".join([note, *damaged])
+    note = "; ".join([note, *of_generated(runs), *damaged])
     frame.attrs = {"note": note, "counted": counted_in(runs), "comparable": same_text, "speed_notes": notes}
     return frame
 
@@ -263,10 +267,11 @@ def compare_tokens(runs: Sequence[Run], min_count: int = 20) -> pd.DataFrame:
     for run in runs[1:]:
         if run.manifest.tokenizer["vocab_size"] != runs[0].manifest.tokenizer["vocab_size"]:
             raise Missing(f"{run.name} has another vocabulary than {runs[0].name}: their tokens cannot be compared.")
-    first = by_token(runs[0], min_count).set_index("token_id")
+    first = by_token(runs[0], min_count, spelled=True).set_index("token_id")
     pieces = []
     for run in runs[1:]:
-        both = by_token(run, min_count).set_index("token_id").join(first.add_suffix("_first"), how="inner")
+        both = by_token(run, min_count, spelled=True).set_index("token_id")
+        both = both.join(first.add_suffix("_first"), how="inner")
         if (both["text"] != both["text_first"]).any():
             raise Missing(
                 f"{run.name} has other tokens than {runs[0].name} under the same ids: they cannot be compared."

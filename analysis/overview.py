@@ -107,7 +107,7 @@ def _first(run: Run) -> dict[str, Any]:
 
 def _extremes(run: Run) -> dict[str, Any]:
     """Return the loudest and the quietest token by z."""
-    rows = by_token(run)[["token_id", "text", "z", "z_se", "count"]]
+    rows = by_token(run, spelled=True)[["token_id", "text", "z", "z_se", "count"]]
     loudest, quietest = rows.iloc[0].to_dict(), rows.iloc[-1].to_dict()
     return {"loudest": loudest, "quietest": quietest}
 

@@ -28,6 +28,7 @@ from twell.analysis.neurons.values import firings, in_sequence
 from twell.analysis.summaries.read import open_summaries
 from twell.analysis.tokens.highest import ORDER, SEEN, fullest_tokens, loss_quantiles, most_surprising
 from twell.analysis.tokens.text_around import split_text, token_windows
+from twell.analysis.tokens.token_text import spell
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.part_files import open_part, unreadable_part
 from twell.workbench.run.schema import DECODE, PREFILL, nnz_columns
@@ -202,8 +203,8 @@ def shaded_anew(rows: pd.DataFrame, anew: Run, shade: str, phase: str | None, be
 
 
 def token_texts(bytes_of_tokens: Iterable[object]) -> list[str]:
-    """Return the text of each token decoded by itself; "" for a token that the vocabulary lacks."""
-    return [piece.decode("utf-8", errors="replace") if isinstance(piece, bytes) else "" for piece in bytes_of_tokens]
+    """Return the text of each token by itself, as `spell` writes it; "" for a token that the vocabulary lacks."""
+    return [spell(piece) if isinstance(piece, bytes) else "" for piece in bytes_of_tokens]
 
 
 def loudest(run: Run, shade: str, phase: str | None = None) -> pd.DataFrame:

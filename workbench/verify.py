@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from twell.kernels.benchmark.timing import time_in_turns
 from twell.kernels.stats import Stats
 from twell.workbench.capturing.forward import LOGITS, Inputs, forward
+from twell.workbench.capturing.progress import Batches
 from twell.workbench.capturing.timing.timings import dense
 from twell.workbench.errors import UserError
 from twell.workbench.models import weights
@@ -62,11 +62,10 @@ def verify(options: VerifyOptions) -> Run:
     loaded, checkpoint = _model(run, options)
     texts = list(batches(sequences, int(manifest.options.get("batch_tokens", 8192)), special_ids(loaded.tokenizer)))
     console = Console(highlight=False, soft_wrap=True)
-    with _progress(console) as progress:
-        step = progress.add_task("", total=len(texts) * (1 + (1 + ROUNDS) * WAYS))
-        outputs = parity(loaded, checkpoint, texts, partial(progress.advance, step))
-        loss = bool(manifest.options.get("loss", True))
-        times = overhead(loaded, texts, loss, partial(progress.advance, step))
+    with Batches(console) as progress:
+        done = partial(progress.advance, len(texts) * (1 + (1 + ROUNDS) * WAYS))
+        outputs = parity(loaded, checkpoint, texts, done)
+        times = overhead(loaded, texts, bool(manifest.options.get("loss", True)), done)
     with locks.locked(run.path):  # others may have written to it meanwhile
         run = Run(run.path, manifests.update(run.path, parity=outputs, overhead=times))
     console.print("\n".join([f"{run.path}: verified", *report(outputs, times)]))
@@ -98,12 +97,6 @@ def report(parity: dict[str, Any], overhead: dict[str, Any]) -> list[str]:
         f"  time    {times} × a pass that watches nothing, medians of {overhead['rounds']} turns "
         f"(least–greatest){rough}",
     ]
-
-
-def _progress(console: Console) -> Progress:
-    """Return a bar that is drawn seldom, because it runs beside what is timed."""
-    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("batches"), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=2)
 
 
 def parity(

@@ -87,7 +87,7 @@ def _losses(run: Run, tokens: pd.DataFrame) -> str:
 def _top_tokens(run: Run, shade: str, layer: int | None) -> Iterator[str]:
     """Yield a line for each of the tokens that fire most, with the neurons of its largest values."""
     rows = loudest(run, shade)
-    names = [repr(token) for token in rows["token"]]
+    names = [_quoted(token) for token in rows["token"]]
     width = max((len(name) for name in names), default=0)
     for name, row in zip(names, rows.itertuples(), strict=True):
         place = f"{row.sequence}:{row.position}" if run.manifest.sequences > 1 else str(row.position)
@@ -113,7 +113,7 @@ def tokens(options: TokensOptions) -> None:
 def token_lines(run: Run, words: bool = False, rows: int = 12, min_count: int = 20) -> Iterator[str]:
     """Yield the lines that list tokens, or whole words, by mean nnz a layer: `rows` at each end, each with its standard
     error over documents (words have none), its count and a bar."""
-    table = by_word(run, min_count) if words else by_token(run, min_count)
+    table = by_word(run, min_count) if words else by_token(run, min_count, spelled=True)
     table = table.sort_values("mean", ascending=False, ignore_index=True)
     name, kind = ("word", "words") if words else ("text", "tokens")
     yield f"{run.name}: {len(table):,} {kind} that occur {min_count} or more times, by the neurons of a layer that"

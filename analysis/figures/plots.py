@@ -168,7 +168,7 @@ def top_tokens(
 
     min_count: least occurrences of a token; rank: shrunk | z | z_position; rows: tokens at each end
     """
-    ends = _tokens.both_ends(by_token(run, min_count=min_count, rank=rank), rows)
+    ends = _tokens.both_ends(by_token(run, min_count=min_count, rank=rank, spelled=True), rows)
     return _tokens.ranking(_tokens.ranked_by(ends, rank))
 
 

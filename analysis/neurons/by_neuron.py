@@ -19,7 +19,7 @@ from pandas.api.extensions import ExtensionArray
 
 from twell.analysis.activity.layers import of_unflagged, unflagged_tokens
 from twell.analysis.summaries.read import Summaries, open_summaries
-from twell.analysis.tokens.by_token import token_text
+from twell.analysis.tokens.token_text import token_text
 from twell.workbench.errors import UserError
 from twell.workbench.run.checks.uncounted import no_counted_token
 from twell.workbench.run.schema import NEVER_SEQUENCE, NEVER_TOKEN_MAX, NEVER_TOKEN_MIN, VALUE_SCALE
@@ -59,7 +59,7 @@ def by_neuron(run: Run, layer: int | None = None) -> pd.DataFrame:
         value_mean = rows["value_sum"] / VALUE_SCALE / fires
     one_token = (fires > 0) & (rows["token_min"] == rows["token_max"])
     text = np.full(len(fires), "", object)
-    text[one_token] = token_text(run, rows["token_min"][one_token])
+    text[one_token] = token_text(run, rows["token_min"][one_token], spelled=True)
     frame = pd.DataFrame(
         {
             "label": _labels(layers, widths),

@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from twell.analysis.tokens.token_text import token_text
 from twell.workbench.errors import Missing
 from twell.workbench.run.manifest import LAYER_NORM, LAYER_NORM_PLUS_ONE, RMS_NORM
 from twell.workbench.run.store import Run
@@ -134,7 +135,7 @@ def promoted(run: Run, folder: str, neurons: tuple[tuple[int, int], ...], each: 
     values = np.take_along_axis(logits, first, 0) - logits.mean(axis=0)
     frame = pd.DataFrame(np.repeat(np.array(neurons, np.int64), each, axis=0), columns=columns[:2])
     frame["token_id"] = first.T.ravel().astype("int64")
-    frame["text"] = run.vocab["text"].reindex(frame["token_id"]).fillna("").to_numpy()
+    frame["text"] = token_text(run, frame["token_id"], spelled=True)
     return frame.assign(logit=values.T.ravel().astype("float64"))
 
 
@@ -261,12 +262,11 @@ def _both_ends(run: Run, values: NDArray[np.float32]) -> pd.DataFrame:
     order = np.argsort(values, kind="stable")
     per_end = min(EACH, len(order) // 2)
     token_ids = np.concatenate([order[::-1][:per_end], order[:per_end]])
-    texts = run.vocab["text"].reindex(token_ids).fillna("")
     return pd.DataFrame(
         {
             "kind": ["raised"] * per_end + ["lowered"] * per_end,
             "token_id": token_ids.astype("int64"),
-            "text": texts.to_numpy(),
+            "text": token_text(run, token_ids, spelled=True),
             "logit": (values[token_ids] - values.mean()).astype("float64"),
         }
     )

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.analysis.neurons.logit_lens import CheckpointTensors, as_float32
 from twell.analysis.neurons.values import missing
-from twell.analysis.tokens.by_token import token_text
 from twell.analysis.tokens.text_around import position_keys
+from twell.analysis.tokens.token_text import token_text
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -45,7 +45,7 @@ def top_tokens(run: Run) -> pd.DataFrame:
     rank = rows.groupby(["layer", "neuron"]).cumcount()
     rows = rows.assign(rank=rank)[rank < EACH]
     ids, back = np.unique(rows["token_id"], return_inverse=True)
-    rows["text"] = np.asarray(token_text(run, ids), object)[back]
+    rows["text"] = np.asarray(token_text(run, ids, spelled=True), object)[back]
     return rows[["layer", "neuron", "rank", "token_id", "text", "value"]].reset_index(drop=True)
 
 

@@ -18,12 +18,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pandas.api.extensions import ExtensionArray
 
 from twell.analysis.activity.layers import layer_moments, mean_errors
 from twell.analysis.memo import memoized
 from twell.analysis.statistics import centred_error, effective, pooled_variance, ratio_error, shrink
 from twell.analysis.summaries.read import EARLIER, Summaries, open_summaries
+from twell.analysis.tokens.token_text import token_text, vocabulary
 from twell.workbench.errors import Missing
 from twell.workbench.run.checks.uncounted import no_counted_token
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT
@@ -43,9 +43,11 @@ DEFINITION = (
 )
 
 
-def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = "shrunk") -> pd.DataFrame:
+def by_token(
+    run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = "shrunk", spelled: bool = False
+) -> pd.DataFrame:
     """Return the tokens that occur at least `min_count` times, loudest first: by shrunk, or with rank="z" or
-    "z_position" by that. Columns:
+    "z_position" by that. spelled: bytes of no whole character are written out, \\xe2\\x80 for �. Columns:
 
     token_id; text; count; sequences, documents (it occurs in); effective (Kish's effective number of the documents, by
     occurrences); degrees (of freedom of an interval of z; of one of mean, effective - 1); z, z_se (in sd); z_position,
@@ -80,8 +82,13 @@ def by_token(run: Run, min_count: int = 20, flagged: bool = False, rank: Rank = 
     order = order[np.lexsort((rows["token_id"][order], -score[order]))]
     selected = {name: values[order] for name, values in rows.items()}
     n, n2 = selected["tokens"], selected["tokens_square"]
-    columns: dict[str, Any] = {"token_id": selected["token_id"], "text": token_text(run, selected["token_id"])}
-    columns |= {"count": n, "sequences": selected["sequences"], "documents": selected["clusters"]}
+    columns: dict[str, Any] = {"token_id": selected["token_id"]}
+    columns |= {
+        "text": token_text(run, columns["token_id"], spelled),
+        "count": n,
+        "sequences": selected["sequences"],
+        "documents": selected["clusters"],
+    }
     columns["effective"] = effective(n, n2)
     errors = {name: _error(rows, *each) for name, each in pooled.items()}
     columns["degrees"] = errors["z"][1][order]
@@ -234,29 +241,6 @@ def tokens_spelt(run: Run, words: Sequence[str], min_count: int) -> pd.DataFrame
 
 def _spelt(run: Run, words: Sequence[str]) -> NDArray:
     """Return the ids of the tokens that are one of these words, apart from white space around it."""
-    vocab = _vocabulary(run)
+    vocab = vocabulary(run)
     matches = pc.is_in(pc.utf8_trim_whitespace(vocab["text"]), pa.array(words))
     return vocab["token_id"][matches.to_numpy(zero_copy_only=False)]
-
-
-def token_text(run: Run, token_ids: NDArray) -> ExtensionArray:
-    """Return the text of each token as the vocabulary displays it; <id> for an id that the vocabulary lacks."""
-    vocab, token_ids = _vocabulary(run), np.asarray(token_ids)
-    vocab_ids = vocab["token_id"]
-    row = np.full(1 + max(vocab_ids.max(initial=0), token_ids.max(initial=0)), -1)
-    row[vocab_ids] = np.arange(len(vocab_ids))
-    row = row[token_ids]
-    text = vocab["text"].take(pa.array(row, mask=row < 0))
-    if text.null_count:
-        names = [f"<{token}>" for token in token_ids]
-        text = pc.coalesce(text, pa.array(names, pa.string()))
-    return text.to_pandas().array
-
-
-@memoized
-def _vocabulary(run: Run) -> dict[str, Any]:
-    """Return the columns token_id and text of the vocabulary; both empty if the run has no vocabulary."""
-    if not run.has("vocab"):
-        return {"token_id": np.zeros(0, np.int32), "text": pa.array([], pa.string())}
-    vocab = run.arrow("vocab", ["token_id", "text"])
-    return {"token_id": vocab["token_id"].to_numpy(), "text": vocab["text"].combine_chunks()}

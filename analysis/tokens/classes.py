@@ -22,7 +22,8 @@ from twell.analysis.statistics import distinct, effective, jackknife_error, t_ha
 from twell.analysis.summaries.documents import REPLICATES
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.summaries.token_class import CLASSES, FUNCTION_WORD, URL_PART, class_number
-from twell.analysis.tokens.by_token import token_text, token_totals, z_variances
+from twell.analysis.tokens.by_token import token_totals, z_variances
+from twell.analysis.tokens.token_text import token_text
 from twell.workbench.errors import Missing
 from twell.workbench.run.checks.uncounted import no_counted_token
 from twell.workbench.run.columns import LOSS_UNITS_PER_NAT

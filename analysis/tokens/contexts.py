@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from twell.analysis.activity.layers import histogram, layer_moments
 from twell.analysis.summaries.read import Summaries, open_summaries
-from twell.analysis.tokens.by_token import token_text
 from twell.analysis.tokens.text_around import sides, token_windows
+from twell.analysis.tokens.token_text import token_text
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.checks.uncounted import no_counted_token
 from twell.workbench.run.schema import nnz_columns
@@ -133,7 +133,7 @@ def _with_context(
     occurrences["percentile"] = 100 * up_to[index] / up_to[-1]
     around = sides(run, occurrences, width)
     occurrences["before"], occurrences["after"] = [left for left, _, _ in around], [right for _, _, right in around]
-    occurrences["token"] = token_text(run, occurrences["token_id"])
+    occurrences["token"] = token_text(run, occurrences["token_id"], spelled=True)
     occurrences = _with_source(run, occurrences)
     columns = ["sequence", "position", "document", "source", "before", "token", "after", "nnz", "z", "loss"]
     frame = occurrences[[*([] if "token_id" in attrs else ["token_id"]), *columns, "percentile"]]

@@ -19,6 +19,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from twell.analysis.tokens.token_text import SPELLED
 from twell.workbench.run.store import Run
 
 LONGEST_CHARACTER = 4  # bytes in UTF-8, and so the most tokens that one character is cut into
@@ -85,9 +86,9 @@ def sides(run: Run, positions: pd.DataFrame, width: int) -> list[tuple[str, str,
 
 
 def split_text(run: Run, window: TokenWindow) -> tuple[str, str, str]:
-    """Return the text of a window before, at and after its position."""
+    """Return the text of a window before, at and after its position, where part of a character is spelled."""
     before, token, after = np.split(window.ids, (window.center, window.center + window.size))
-    return run.decode(before.tolist()), run.decode(token.tolist()), run.decode(after.tolist())
+    return run.decode(before.tolist()), run.decode(token.tolist(), SPELLED), run.decode(after.tolist())
 
 
 def pieces(bytes_of_tokens: Iterable[object]) -> list[str]:

@@ -80,7 +80,7 @@ def token_called(run: Run, text: str) -> int | None:
 def _names(run: Run) -> dict[str, int]:
     """Return the id of each token that occurs in the run by its name as pages show it, the most frequent first."""
     try:
-        frame = fetch(run, analysis.by_token, min_count=1)
+        frame = fetch(run, analysis.by_token, min_count=1, spelled=True)
     except Missing:
         return {}
     frame = frame.sort_values("count", ascending=False)

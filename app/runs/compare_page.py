@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from twell import analysis
-from twell.analysis.compare import of_one_text
+from twell.analysis.compare import of_generated, of_one_text
 from twell.analysis.comparisons import FALSE_DISCOVERIES
 from twell.analysis.figures.compare import (
     differences,
@@ -111,6 +111,8 @@ def draw_headline(runs: tuple[Run, Run]) -> None:
         widgets.note(html.escape(typeset(f"FFN speedups hold for: {held}.")))
     if not of_one_text(runs) and all(overview["loss"] is not None for overview in overviews):
         widgets.note("Texts or vocabularies differ, so the losses do not show which model predicts better.")
+    if clauses := of_generated(runs):
+        widgets.note(html.escape(f"Mind that {'; '.join(clauses)}."))
     if len({run.manifest.nnz_definition for run in runs}) > 1:
         st.warning("The two runs count nnz by different rules. See “What is nnz?” of each before you compare them.")
 

@@ -11,8 +11,8 @@ from twell.app.ui.query import Query, QueryResult, query
 from twell.app.ui.url_state import parameter
 from twell.workbench.run.store import Run
 
-RANKING = Query(analysis.by_token, {"min_count": MIN_COUNT, "rank": "shrunk"})
-ALL_TOKENS = Query(analysis.by_token, {"min_count": 1})
+RANKING = Query(analysis.by_token, {"min_count": MIN_COUNT, "rank": "shrunk", "spelled": True})
+ALL_TOKENS = Query(analysis.by_token, {"min_count": 1, "spelled": True})
 WORDS = Query(analysis.by_word, {"min_count": MIN_COUNT})
 CLASSES = Query(analysis.token_classes)
 IDENTITY = Query(analysis.token_identity)

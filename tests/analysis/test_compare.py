@@ -267,3 +267,17 @@ def test_the_command(run: Run, sparser: Run, capsys: pytest.CaptureFixture) -> N
     change = [f"{row[name]:+.2f}" for name in ("difference", "low", "high")]
     ratio = [f"{row[name]:.2f}" for name in ("ratio", "ratio_low", "ratio_high")]
     assert lines[lines.index(headings) + 1].split()[-8:-1] == [*change, *ratio, f"{row['q']:.2g}"]
+
+
+def test_a_loss_over_generated_tokens_is_said_to_be_one(
+    run: Run, made: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = made.make(tmp_path / "written", sequences=20, timings=0)
+    clause = "the loss of written is over generated tokens too, which are easier to predict"
+    assert "generated" not in compare_runs([run, written]).attrs["note"]
+    manifests.update(written.path, options=written.manifest.options | {"generate": 8})
+    compare(CompareOptions(runs=[run.path, written.path]))
+    assert clause in capsys.readouterr().out
+    silent = made.make(tmp_path / "silent", sequences=20, timings=0, loss=False)
+    manifests.update(silent.path, options=silent.manifest.options | {"generate": 8})
+    assert "generated" not in compare_runs([run, open_run(silent.path)]).attrs["note"], "it has no loss"

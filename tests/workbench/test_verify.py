@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from support.captures import run_capture, save_model
 from support.synthetic_training import make_training
 
 from twell.kernels.modules import SparseFFN
+from twell.workbench.capturing import progress
 from twell.workbench.errors import UserError
 from twell.workbench.options import VerifyOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import open_run
-from twell.workbench.verify import PROBES, overhead, report, verify
+from twell.workbench.verify import PROBES, ROUNDS, WAYS, overhead, report, verify
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -41,6 +43,22 @@ def test_a_run_is_verified(
     assert f"counts  {manifest.parity['counts']} compared" in printed and "0 beyond rounding" in printed
     dense, (low, high) = (manifest.overhead[f"dense_over_none{end}"] for end in ("", "_range"))
     assert low <= dense <= high and f"dense {dense:.2f} ({low:.2f}–{high:.2f})" in printed
+
+
+def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(
+    tiny: Path,
+    tmp_path: Path,
+    texts: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = run_capture(tiny, tmp_path / "run", texts)
+    monkeypatch.setattr(progress, "next_line", lambda lines: 0.0)
+    verify(VerifyOptions(run=run.path, tokens=100, device="cpu"))
+    lines = re.findall(r"^(\d+) of (\d+) batches(, about [\d,.]+ s left)?$", capsys.readouterr().out, re.MULTILINE)
+    total = int(lines[0][1])
+    assert total % (1 + (1 + ROUNDS) * WAYS) == 0 and [int(done) for done, _, _ in lines] == [*range(1, total)]
+    assert not lines[0][2] and all(left for _, _, left in lines[1:])
 
 
 def test_turns_that_differ_are_called_rough() -> None:

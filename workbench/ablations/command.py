@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from twell.workbench.ablations.appended import append, appending
 from twell.workbench.ablations.first_order import chosen_neurons, first_order
@@ -19,6 +18,7 @@ from twell.workbench.ablations.options import AblateOptions, refuse_target
 from twell.workbench.ablations.spelled import STUDY, STUDY_WITHOUT_ZEROS, Condition, parse
 from twell.workbench.ablations.study import Study, effective, neuron_fires, note_budget, run_study
 from twell.workbench.capturing.command import capture
+from twell.workbench.capturing.progress import Batches
 from twell.workbench.errors import UserError
 from twell.workbench.models.own_code import OwnModel, open_own, refuse_other_weights, where_of
 from twell.workbench.option_fields import check_bounds
@@ -103,10 +103,8 @@ def measure(
     tokens = sum(len(sequence.ids) for sequence in study.sequences)
     count = f"{len(study.conditions)} condition{'s' if len(study.conditions) > 1 else ''}"
     console.print(f"{count} on {tokens:,} tokens, beside the untouched model …")
-    columns = (TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not sys.stderr.isatty()) as bar:
-        step = bar.add_task("")
-        run, number = run_study(run, own, study, lambda done, total: bar.update(step, completed=done, total=total))
+    with Batches(console) as bar:
+        run, number = run_study(run, own, study, lambda _, total: bar.advance(total))
     measured(number)
     return run if budget is None else note_budget(run, number, budget)
 
@@ -114,7 +112,9 @@ def measure(
 def _single_neurons(run: Run, own: OwnModel, study: Study, count: int, console: Console) -> list[Condition]:
     """Estimate every neuron's effect, write the estimates into the run, and return the neurons to measure exactly."""
     console.print(f"Estimating the effect of {sum(own.widths):,} neurons by gradient × activation …")
-    change, tokens = first_order(own, batches(study.sequences, study.batch_tokens, study.special))
+    cut = list(batches(study.sequences, study.batch_tokens, study.special))
+    with Batches(console) as bar:
+        change, tokens = first_order(own, cut, partial(bar.advance, len(cut)))
     layer, neuron = np.nonzero(np.arange(own.d_ff) < np.array(own.widths)[:, None])
     estimates = change[layer, neuron]
     columns = {"layer": layer, "neuron": neuron, "estimate_sum": estimates, "tokens": np.full(len(layer), tokens)}

@@ -1,4 +1,4 @@
-"""Show a capture to a person before, while and after it runs.
+"""Show a capture to a person before, while and after it runs, and how far other passes over a text are.
 
 On a terminal a bar with rate, estimate and current mean nnz; elsewhere a plain line now and then.
 """
@@ -22,6 +22,7 @@ from rich.progress import (
     SpinnerColumn,
     Task,
     TextColumn,
+    TimeRemainingColumn,
 )
 from rich.text import Text
 from transformers import PreTrainedTokenizerFast
@@ -196,16 +197,10 @@ class Bar:
         left = self._left(now - self._began - (aside - self._aside))
         if self._progress is not None:
             self._progress.update(self._task, completed=self._done, description=f"{left}{mean}")
-        elif self._done > self._before and now - self._began >= self._next_line:
+        elif self._done > self._before and now - self._began >= next_line(self._lines):
             self._lines += 1
             rate = (self._done - self._before) / (now - self._began)
             self._console.print(f"{self._done:,} tokens, {rate:,.0f} tokens/s, {left}{mean}")
-
-    @property
-    def _next_line(self) -> float:
-        """Return when the next line is due, in seconds after the first batch."""
-        later = self._lines - len(LINES) + 1
-        return LINES[self._lines] if self._lines < len(LINES) else LINES[-1] + LINE_SECONDS * later
 
     def _left(self, seconds: float) -> str:
         """Return the time that is left, in words. seconds: that the tokens since the first batch took."""
@@ -213,6 +208,47 @@ class Bar:
             return ""
         left = max(0, self._total - self._done) * seconds / (self._done - self._before)
         return f"{time_left(left)}, "
+
+
+class Batches:
+    """How many batches are done; a context manager. Call `advance` after each one.
+
+    On a terminal a bar, which is drawn seldom, because it may run beside what is timed. The time that is left goes by
+    the batches after the first one, before which other things are made ready.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._done, self._lines = console, 0, 0
+        self._began = self._first = time.monotonic()
+        columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("batches"), TimeRemainingColumn())
+        drawn = console.is_terminal and not console.quiet
+        self._bar = Progress(*columns, console=console, transient=True, disable=not drawn, refresh_per_second=2)
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> Batches:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self, total: int) -> None:
+        """Show that one more batch of `total` is done."""
+        self._done += 1
+        self._bar.update(self._task, completed=self._done, total=total)
+        now = time.monotonic()
+        if self._done == 1:
+            self._first = now
+        if not self._console.is_terminal and self._done < total and now - self._began >= next_line(self._lines):
+            self._lines += 1
+            each = (now - self._first) / (self._done - 1) if self._done > 1 else 0.0
+            left = f", {time_left((total - self._done) * each)}" if each else ""
+            self._console.print(f"{self._done:,} of {total:,} batches{left}")
+
+
+def next_line(lines: int) -> float:
+    """Return when the next line is due where there is no terminal, in seconds; lines: so far"""
+    return LINES[lines] if lines < len(LINES) else LINES[-1] + LINE_SECONDS * (lines - len(LINES) + 1)
 
 
 def time_left(seconds: float) -> str:

@@ -202,10 +202,10 @@ class Run:
         """Return the vocabulary by token id; columns bytes, text, special."""
         return self.frame("vocab").set_index("token_id").sort_index()
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens: their bytes are joined, then decoded."""
+    def decode(self, token_ids: Sequence[int], errors: str = "replace") -> str:
+        """Return the text of tokens: their bytes are joined, then decoded. errors: as of `bytes.decode`"""
         pieces = self.vocab["bytes"].reindex(list(token_ids))
-        return b"".join(piece for piece in pieces if isinstance(piece, bytes)).decode("utf-8", errors="replace")
+        return b"".join(piece for piece in pieces if isinstance(piece, bytes)).decode("utf-8", errors)
 
     def damaged(self, *tables: str, files: Collection[str] | None = None) -> list[str]:
         """Return a sentence for each file that is missing or differs from its checksum in the manifest.

@@ -196,3 +196,12 @@ def test_a_run_is_compared_while_it_is_recorded(show: Show, made: ModuleType, re
     test = show(recording, "compare", run="live")
     assert not test.exception
     assert "compared as independent" in markup(test)
+
+
+def test_a_loss_over_generated_tokens_is_said_to_be_one(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    for name in ("read", "written"):
+        run = made.make(tmp_path / name, sequences=20, timings=0)
+    clause = "Mind that the loss of written is over generated tokens too, which are easier to predict."
+    assert clause not in markup(show(tmp_path, "compare", run="read", **{"with": "written"}))
+    manifests.update(run.path, options=run.manifest.options | {"generate": 8})
+    assert clause in markup(show(tmp_path, "compare", run="read", **{"with": "written"}))

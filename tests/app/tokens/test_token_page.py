@@ -12,9 +12,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from support import synthetic_runs
 from support.page_elements import markup
+from support.split_characters import bytes_of, split_run
 
 from twell.analysis import by_layer, by_token, by_word, contexts, token_profile
 from twell.analysis.figures.tokens import MIN_COUNT
+from twell.analysis.tokens.token_text import spell
 from twell.analysis.tokens.word_places import places_of_word
 from twell.app.tokens.word_data import word_layers
 from twell.app.ui.formatting import percent
@@ -136,3 +138,15 @@ def test_a_z_that_rounds_to_nothing_has_no_sign(show: Show, runs: Path, made_run
     token = next(one for one in tokens if contexts(made_run, one)["z"].abs().min() < 0.004)
     shown = markup(show(runs, "token", run="made", token=str(token)))
     assert ">0.00<" in shown and ">+0.00<" not in shown and ">−0.00<" not in shown
+
+
+def test_three_parts_of_characters_are_three_tokens_to_a_reader(show: Show, tmp_path: Path) -> None:
+    run = split_run(tmp_path / "split")
+    name = spell(bytes_of(40))
+    assert f">{name}</bdi>" in markup(show(tmp_path, "token", run="split", token="40"))
+    table = show(tmp_path, "tokens", run="split", view="tokens")
+    listed = [spell(bytes_of(token)) for token in by_token(run, MIN_COUNT)["token_id"].head(3)]
+    assert len(set(listed)) == 3 and all(f">{each}</bdi>" in markup(table) for each in listed)
+    passage = markup(show(tmp_path, "text", run="split", sequence="1"))
+    first = run.frame("activity").query("sequence == 1")["token_id"].iloc[0]
+    assert f"{spell(bytes_of(first))}" in passage and "�" in passage, "by itself, and in the running text"

@@ -3,8 +3,10 @@ differences. Cost: 4 s."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from twell.workbench import ablate as silent
 from twell.workbench import study
 from twell.workbench.ablations.command import ablate, model_of
 from twell.workbench.ablations.study import neuron_fires
+from twell.workbench.capturing import progress
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.text.recorded import recorded_sequences
@@ -205,3 +208,15 @@ def test_first_order_is_the_derivative(run: Run) -> None:
     assert np.isfinite(answer.attrs["rank_correlation"])
     ablate(options(run, neurons=8))
     assert len([part for part in open_run(run.path).manifest.parts if part.table == "neuron_effects"]) == 1
+
+
+def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "next_line", lambda lines: 0.0)
+    ablate(replace(options(run, "ffn@0"), neurons=3, batch_tokens=40, seed=5))
+    printed = capsys.readouterr().out
+    estimated, measured = printed.split("beside the untouched model", 1)
+    for output in (estimated, measured):
+        lines = re.findall(r"^\d+ of (\d+) batches", output, re.MULTILINE)
+        assert len(lines) == int(lines[0]) - 1 > 0
