@@ -145,6 +145,8 @@ def test_maps_of_many_layers_say_what_their_shades_are(sampled: Run) -> None:
         if not labelled:
             shares = [float(text.split()[0]) / 100 for text in heat.colorbar.ticktext]
             np.testing.assert_allclose(np.square(heat.colorbar.tickvals), shares, rtol=1e-6)
+            places = heat.colorbar.len * (np.asarray(heat.colorbar.tickvals) - heat.zmin) / (heat.zmax - heat.zmin)
+            assert (np.diff(places) > 25).all(), "pixels: ticks that met would be turned"
             assert heat.zmin < heat.colorbar.tickvals[0] and heat.colorbar.tickvals[-1] < heat.zmax
 
 
