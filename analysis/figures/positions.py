@@ -126,7 +126,7 @@ def decay_lengths(fits: pd.DataFrame) -> go.Figure:
             hovertemplate="%{text}<extra></extra>",
         )
     )
-    finish(figure, 90 + max(18, min(28, 800 // max(len(rows), 1))) * len(rows), left=76, right=190, top=16)
+    finish(figure, 90 + max(18, min(28, 800 // max(len(rows), 1))) * len(rows), left=68, right=130, top=16)
     step = 1 if len(rows) <= 33 else 2
     figure.update_yaxes(
         tickvals=list(range(len(rows)))[::-1][::step], ticktext=names[::-1][::step], range=[len(rows) - 0.4, -0.6]

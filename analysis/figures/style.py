@@ -137,7 +137,8 @@ def color_bar(values: Sequence[float], texts: Sequence[str], right: float = 1.0)
         "thickness": 12,
         "outlinewidth": 0,
         "xpad": 0,
-        "len": 0.2,
+        "lenmode": "pixels",
+        "len": 180,  # of a phone's figure a share would be so short that plotly turns the ticks
         "x": right,
         "xanchor": "right",
         "y": 1,

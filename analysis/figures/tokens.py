@@ -132,11 +132,12 @@ def class_dots(frame: pd.DataFrame) -> go.Figure:
             "%{customdata[1]:,} tokens, %{customdata[0]:,} distinct<extra></extra>",
         )
     )
-    finish(figure, 90 + 30 * len(frame), left=190, top=16)
+    finish(figure, 106 + 30 * len(frame), left=190, top=16, bottom=60)
     figure.add_vline(x=0, line=DOTTED)
     names = [f"{name} · {percent(share)}" for name, share in zip(frame["class"], frame["share"], strict=True)]
     figure.update_yaxes(tickvals=y, ticktext=names, range=[len(frame) - 0.4, -0.6], showgrid=False)
-    figure.update_xaxes(title=Z_AXIS, range=readable_range(frame["low"], frame["z"], frame["high"]))
+    title = Z_AXIS.replace(" from", "<br>from")  # beside the names a phone has no room for one line
+    figure.update_xaxes(title=title, range=readable_range(frame["low"], frame["z"], frame["high"]))
     return figure
 
 

@@ -10,13 +10,15 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from twell.analysis.figures.labels import number, percent, whole
-from twell.analysis.figures.style import AMBER, BLUE, GREY, SCALE, finish, finish_layers, log_ticks, panel_title
+from twell.analysis.figures.style import AMBER, BLUE, GREY, SCALE, finish, finish_layers, panel_title
 from twell.analysis.training import sparse_since, training_layers, training_steps
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 WIDEST = 500  # columns of a map: each is two pixels or more, and what it says is not 56 000 numbers
 FEW = 10  # steps, each of which has a tick
 FEWEST = 0.1  # nnz: the bottom of the colour scale, where a layer fires next to nothing
+SPREAD = 1.01  # top over bottom of the colour scale, at least: layers that are all alike would have none
 
 
 def loss_curves(steps: pd.DataFrame) -> go.Figure:
@@ -65,23 +67,23 @@ def loss_curves(steps: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def layer_map(layers: pd.DataFrame, column: str, d_ff: int) -> go.Figure:
+def layer_map(layers: pd.DataFrame, column: str) -> go.Figure:
     """Return a map with a row a layer and a column a step.
 
     Args:
         layers: the rows of `analysis.training_layers`.
-        column: nnz, on a logarithmic scale of colours from the least to d_ff, or dead, on one from 0 to
+        column: nnz, on a logarithmic scale of colours from the least to the greatest, or dead, on one from 0 to
             the greatest share.
-        d_ff: the FFN neurons of a layer.
     """
     grid = _narrowed(layers.pivot(index="layer", columns="step", values=column))
     values = grid.to_numpy(np.float32)
     if column == "nnz":
         least = max(float(np.nanmin(values)), FEWEST)
-        ticks, names = log_ticks(least, d_ff)
-        colour = {"z": np.log10(np.maximum(values, least)), "zmin": np.log10(least), "zmax": np.log10(d_ff)}
+        most = max(float(np.nanmax(values)), least * SPREAD)
+        ticks = [least, (least * most) ** 0.5, most]
+        colour = {"z": np.log10(np.maximum(values, least)), "zmin": np.log10(least), "zmax": np.log10(most)}
         colour["customdata"], said = values, "nnz %{customdata:.4~g}"
-        bar = {"tickvals": np.log10(ticks), "ticktext": names}
+        bar = {"tickvals": np.log10(ticks), "ticktext": [number(tick) for tick in ticks]}
     else:
         most = float(np.nanmax(values)) or 1.0
         colour, said = {"z": values, "zmin": 0.0, "zmax": most}, "%{z:.3~p}"
@@ -124,8 +126,17 @@ def went_sparse(since: pd.DataFrame, last: int) -> go.Figure:
     Args:
         since: the rows of `analysis.sparse_since`.
         last: the last step of the log.
+
+    Returns:
+        The figure. Raises Missing where no layer is sparse: lines without a dot would not say so.
     """
     known = since[since["step"].notna()]
+    if known.empty:
+        nearest = since.loc[since["nnz"].idxmin()]
+        raise Missing(
+            f"No layer is sparse by step {whole(last)}: L{int(nearest.layer)} then fires the fewest neurons, "
+            f"{number(nearest.nnz)} a token."
+        )
     figure = go.Figure(
         go.Scatter(
             x=known["step"].astype(int),
@@ -188,12 +199,12 @@ def training_loss(run: Run) -> go.Figure:
 
 def training_nnz(run: Run) -> go.Figure:
     """Draw mean nnz by layer and step. Page Training."""
-    return layer_map(training_layers(run), "nnz", run.d_ff)
+    return layer_map(training_layers(run), "nnz")
 
 
 def training_silent(run: Run) -> go.Figure:
     """Draw the share of neurons that fired on no token of the last steps, by layer and step. Page Training."""
-    return layer_map(training_layers(run), "dead", run.d_ff)
+    return layer_map(training_layers(run), "dead")
 
 
 def training_went_sparse(run: Run) -> go.Figure:

@@ -122,16 +122,21 @@ def not_measured(run: Run) -> None:
     st.html(
         f"""<div class="tw-empty"><p>Counting says what fires; taking it away says what matters. Not measured yet: the
         loss with ever fewer firings, without each layer's FFN, and without the neurons that never fired. {said}</p>
-        <pre>{command}</pre><p>And every neuron's effect, some of them exactly:</p>
-        <pre>{command} --neurons 64</pre></div>"""
+        <pre>{unbroken(command)}</pre><p>And every neuron's effect, some of them exactly:</p>
+        <pre>{unbroken(command + " --neurons 64")}</pre></div>"""
     )
     if at_hand and run.has("examples"):
         widgets.page_link("neurons", "One neuron at a time, at once: choose it, then “What if it were zero?” →")
 
 
+def unbroken(markup: str) -> str:
+    """Return HTML in which no line ends within an option of a command, as it would after the hyphens of one."""
+    return re.sub(r"(?<=\s)--[a-z-]+", r'<span class="tw-option">\g<0></span>', markup)
+
+
 def what_is_missing(sentences: list[str]) -> None:
     """Draw what was not measured, each with the command that would."""
-    marked = (re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(sentence)) for sentence in sentences)
+    marked = (unbroken(re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(sentence))) for sentence in sentences)
     st.html(f'<div class="tw-empty">{"".join(f"<p>{sentence}</p>" for sentence in marked)}</div>')
 
 

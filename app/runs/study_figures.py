@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from twell.analysis.figures.style import AMBER, BLUE, DOTTED, GREY, finish, log_ticks, panel_title
-from twell.app.ui.formatting import number, percent, times
+from twell.app.ui.formatting import SPACE, number, percent, times
 
 SPEEDS = {  # column: its name at the line, and its look
     "cpu_ffn_speedup": ("FFN, CPU", {"color": AMBER, "symbol": "diamond"}),
@@ -38,12 +38,12 @@ def cost_and_gain(table: pd.DataFrame) -> go.Figure:
     shares = 1 - table["sparsity"]
     shares = shares[shares > 0]  # a logarithmic axis has no place for a run in which nothing fires
     low, high = shares.min() * 0.8, min(1.0, shares.max() * 1.4)
-    ticks, _ = log_ticks(low, high)
+    ticks, names = log_ticks(100 * low, 100 * high)  # as percentages, without digits that a phone has no room for
     figure.update_xaxes(
         type="log",
         title="neurons that a token fires, share of a layer",
-        tickvals=ticks,
-        ticktext=[percent(tick) for tick in ticks],
+        tickvals=[tick / 100 for tick in ticks],
+        ticktext=[f"{name}{SPACE}%" for name in names],
         range=[np.log10(low), np.log10(high)],
     )
     finish(figure, 340, top=36, right=110)

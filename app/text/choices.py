@@ -88,7 +88,8 @@ def chosen(
         own_text: draws the button.
     """
     own = parameter("own") if is_own else None
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+    # A run with two phases and a lender of its scale has eight of them, which just fit into 1440 pixels.
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         shades = [shade for shade in passage.shades(run) if shade in passage.shades(shown)]
         param = url_param("shade", passage.ALL, one_of(shades))
         shade = st.selectbox("Shade by", shades, format_func=shade_name, width=210, **param)

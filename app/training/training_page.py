@@ -23,6 +23,7 @@ from twell.app.ui import widgets
 from twell.app.ui.formatting import number, percent, plural, times, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
 
@@ -103,19 +104,17 @@ def maps(run: Run) -> None:
     widgets.heading(
         "Activity by layer and step",
         f"Mean nnz of a token in each layer, {plural(rows, 'row')} of the log{_together(rows)}; the stronger the blue, "
-        "the more neurons fire.",
+        "the more neurons fire, from the least of these means to the greatest.",
         query(run, analysis.training_layers),
     )
-    widgets.draw(built_once(layer_map, layers, "nnz", run.d_ff), "nnz-map", "nnz by layer and step", wide=True)
+    widgets.draw(built_once(layer_map, layers, "nnz"), "nnz-map", "nnz by layer and step", wide=True)
     widgets.heading(
         "Silent neurons by layer and step",
         "Share of each layer's neurons that fired on none of the tokens since the row before"
         f"{_together(rows)}. A neuron that is silent for a while may fire again.",
         query(run, analysis.training_layers),
     )
-    widgets.draw(
-        built_once(layer_map, layers, "dead", run.d_ff), "dead-map", "Silent neurons by layer and step", wide=True
-    )
+    widgets.draw(built_once(layer_map, layers, "dead"), "dead-map", "Silent neurons by layer and step", wide=True)
 
 
 def _together(rows: int) -> str:
@@ -128,14 +127,19 @@ def since(run: Run) -> None:
     frame = fetch(run, analysis.sparse_since)
     last = int(fetch(run, analysis.training_steps)["step"].iloc[-1])
     dense = int(frame["step"].isna().sum())
-    rest = f" {plural(dense, 'layer')} without a dot did not get there." if dense else ""
+    rest = f" {plural(dense, 'layer')} without a dot did not get there." if 0 < dense < len(frame) else ""
     widgets.heading(
         "When each layer went sparse",
         f"First step from which on a token fires at most {percent(SPARSE_SHARE)} of the layer's neurons, where the "
         f"sparse kernels begin to pay.{rest}",
         query(run, analysis.sparse_since),
     )
-    widgets.draw(built_once(went_sparse, frame, last), "sparse-since", "Step from which each layer is sparse")
+    try:
+        figure = built_once(went_sparse, frame, last)
+    except Missing as reason:
+        widgets.note(str(reason))
+        return
+    widgets.draw(figure, "sparse-since", "Step from which each layer is sparse")
 
 
 def step_rows(run: Run) -> str:

@@ -113,7 +113,7 @@ a.tw-fired:is(:hover, :focus-visible) { background: rgba(47,126,216,.07); }
   .tw-fired { grid-template-columns: 7rem minmax(3rem,1fr) 6.4rem 3rem 3rem minmax(0,2fr); gap: .5rem; }
 }
 @media (max-width: 640px) {
-  .tw-fired { grid-template-columns: 6rem minmax(2rem,1fr) 6.2rem 3rem; }
+  .tw-fired, .tw-fired-rows.bare .tw-fired { grid-template-columns: 6rem minmax(2rem,1fr) 6.2rem 3rem; }
   .tw-fired:not(.names) > span:nth-of-type(n+4), .tw-fired.names > span:nth-of-type(n+5) { display: none; }
 }
 

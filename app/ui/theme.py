@@ -131,6 +131,7 @@ h1.tw-title { font-size: 1.6rem; font-weight: 600; margin: 0; padding: .2rem 0; 
 .tw-facts dt { opacity: .72; }
 .tw-facts dd { margin: 0; overflow-wrap: anywhere; }
 .tw-empty { max-width: 46rem; padding: 1.5rem 0; }
+.tw-empty .tw-option { white-space: nowrap; }
 .tw-empty pre { padding: .6rem .9rem; border-radius: 4px; white-space: pre-wrap; overflow-wrap: anywhere;
   background: rgba(139,149,161,.14); }
 

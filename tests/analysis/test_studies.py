@@ -17,6 +17,7 @@ from support.synthetic_training import ROWS, make_training
 from twell.analysis import findings, studies, training_results, training_steps
 from twell.analysis.claims import across, pairs
 from twell.analysis.claims.claim import FAILS, HOLDS, IN_PART, REVERSED, UNTOLD
+from twell.analysis.figures.labels import SPACE
 from twell.analysis.training import training_outcomes
 from twell.app.runs.study_figures import cost_and_gain
 from twell.workbench.errors import Missing
@@ -237,6 +238,8 @@ def test_studies_and_their_figure(trained: Trained, run: Run, monkeypatch: pytes
     dots = [trace for trace in figure.data if trace.customdata is not None and trace.marker.symbol != "x"]
     assert [len(trace.x) for trace in dots] == [3, 3, 3]  # the loss, steps as the logs have them, the forward pass
     assert np.allclose(dots[0].y, [0, 0.025, 0.05]) and np.allclose(dots[-1].y, [3, 2, 1])
+    axis = cost_and_gain(table.assign(sparsity=1 - np.geomspace(1.5e-4, 0.2, len(table)))).layout.xaxis
+    assert axis.ticktext == tuple(f"{100 * tick:.6g}{SPACE}%" for tick in axis.tickvals), "no digit too many on a phone"
     notebook = json.loads((Path(str(resources.files("twell.data"))) / "studies" / "studies.ipynb").read_text())
     names: dict[str, Any] = {}
     for cell in notebook["cells"]:

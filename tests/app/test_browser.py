@@ -96,6 +96,14 @@ def test_a_narrow_window_shows_names_of_colors_and_of_axes(
     watched.check()
 
 
+def test_rows_of_tokens_without_a_text_fit_a_phone(new_page: Callable[..., Any], address: str, watch: Any) -> None:
+    watched = watch(new_page(390, 844), address)
+    watched.open("/tokens?run=summary&view=tokens", ".tw-fired-rows.bare a.tw-fired")
+    boxes = watched.page.evaluate(BOXES, [".tw-fired-rows", ".tw-fired > span"])
+    assert len(boxes) > 10 and all(right <= 390 for _, right, *_ in boxes)
+    watched.check()
+
+
 FADED = """(box) => {
   const figure = box.querySelector(".js-plotly-plot").getBoundingClientRect(), edge = box.getBoundingClientRect().right;
   const fade = parseFloat(getComputedStyle(box).maskImage.match(/([\\d.]+)px/)[1]);

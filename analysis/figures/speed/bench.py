@@ -77,7 +77,7 @@ def time_by_layer(frame: pd.DataFrame) -> go.Figure:
             hovertemplate=f"layer %{{customdata[3]:.0f}}, {operation}: %{{x:,.4g}} {unit}, "
             "%{customdata[0]:.3g} × dense<br>mean nnz %{customdata[1]:.3g}, repeats: %{customdata[2]}<extra></extra>",
         )
-    finish(figure, figure_height(len(layers)) + 60, right=76, left=44, top=80)
+    finish(figure, figure_height(len(layers)) + 60, right=76, left=44, top=80, bottom=60)
     figure.update_layout(showlegend=True, legend=LEGEND_ABOVE)
     layer_axis(figure, layers, evenly=True)
     best = frame[frame["sparse"]].groupby("layer")["speedup"].max()
@@ -91,7 +91,7 @@ def time_by_layer(frame: pd.DataFrame) -> go.Figure:
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=labels)
     # The axis covers the medians only: a repeat that another program disturbed may lie far outside.
     limits = [math.log10(low / 1.2), math.log10(high * 1.2)] if is_log else [0, high * 1.25]
-    figure.update_xaxes(title=f"{unit} per call: median; line from shortest to longest repeat", range=limits)
+    figure.update_xaxes(title=f"{unit} per call: median;<br>line from shortest to longest repeat", range=limits)
     return figure
 
 

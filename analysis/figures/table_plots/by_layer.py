@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from twell.analysis.figures.table_plots.base import INK, SECOND, add_ratios, empty, layer_axis, varied
+from twell.analysis.figures.labels import fixed
+from twell.analysis.figures.table_plots.base import FEW, INK, SECOND, add_ratios, empty, layer_axis, varied
 from twell.workbench.errors import Missing
 
 if TYPE_CHECKING:
@@ -93,6 +94,9 @@ def depth(table: pd.DataFrame) -> Figure:
     grid[table["layer"], table["other"]] = grid[table["other"], table["layer"]] = table["spearman"]
     figure = empty("layer", "layer", **layer_axis(table), **layer_axis(table, "y"))
     figure.add_heatmap(z=grid, colorscale="RdBu_r", zmin=-1, zmax=1, colorbar={"title": "Spearman"})
+    if len(grid) <= FEW:  # more have no room for numbers in their cells
+        text = [["" if np.isnan(value) else fixed(value) for value in row] for row in grid]
+        figure.update_traces(text=text, texttemplate="%{text}", textfont_size=11, showscale=False)
     return figure
 
 

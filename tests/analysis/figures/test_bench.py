@@ -29,6 +29,8 @@ def test_layers_that_were_left_out_take_no_room() -> None:
     assert list(figure.layout.yaxis.ticktext) == ["L0", "L1", "L27"]
     assert [(note.y, note.text) for note in figure.layout.annotations] == [(line, times(2.5)) for line in (0, 1, 2)]
     assert figure.data[0].customdata[2][3] == 27
+    lines, room = figure.layout.xaxis.title.text.split("<br>"), figure.layout.margin
+    assert 6 * max(map(len, lines)) < 345 - room.l - room.r, "pixels of a phone"
 
 
 def test_bench_and_capture_say_why_they_differ(run: Run, made: ModuleType, tmp_path: Path) -> None:

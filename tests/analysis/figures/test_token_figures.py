@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from twell.analysis import by_token, by_word, surprisal, token_profile
+from twell.analysis.figures import plots
 from twell.analysis.figures.layers import surprisal_bins
 from twell.analysis.figures.tokens import as_ranked, both_ends, profile, ranked_by, ranking
 from twell.workbench.run.store import Run
@@ -46,3 +47,9 @@ def test_bins_of_loss(run: Run) -> None:
     assert len(bins) == len(table)
     for end in ("low", "high"):
         np.testing.assert_allclose(bins[end] * bins["layer_mean"], table[end], rtol=1e-9)
+
+
+def test_the_title_below_classes_fits_a_phone(run: Run) -> None:
+    layout = plots.token_class_dots(run).layout
+    lines, room = layout.xaxis.title.text.split("<br>"), layout.margin
+    assert 6 * max(map(len, lines)) < 345 - room.l - room.r

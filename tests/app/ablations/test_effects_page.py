@@ -98,7 +98,8 @@ def test_what_was_not_measured_is_said_below_what_was(
     test = show(tmp_path, "matters", run="one <b>")
     assert not test.exception and not test.info
     page = text(test)
-    assert page.count("<p>one &lt;b&gt; has no") == 2 and "<code>twell ablate" in page and "--neurons 64" in page
+    assert page.count("<p>one &lt;b&gt; has no") == 2 and "<code>twell ablate" in page
+    assert '<span class="tw-option">--neurons</span> 64' in page, "no line ends after its hyphens"
     assert page.index("Every condition") < page.index("<p>one &lt;b&gt; has no")
     assert "share" not in test.dataframe[0].value and "silenced" not in test.dataframe[0].value
 

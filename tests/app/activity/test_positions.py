@@ -36,3 +36,12 @@ def test_positions_at_which_a_few_documents_are_alike_have_no_band(
     test = show(tmp_path, "positions", run="few")
     words = " ".join(str(block.proto.body) for block in test.get("html"))
     assert "intervals as bands, and none where a single document tells, or a few that are alike." in words
+
+
+def test_the_names_of_lengths_do_not_meet_on_a_phone(made_run: Run) -> None:
+    fits = position_fit(made_run).assign(verdict="either", decay=90.0, decay_low=9.0, decay_high=900.0)
+    layout = positions.decay_lengths(fits).layout
+    (low, high), wide = layout.xaxis.range, 345 - layout.margin.l - layout.margin.r
+    places = (np.log10(layout.xaxis.tickvals) - low) / (high - low) * wide
+    widths = 6 * np.array([len(name) for name in layout.xaxis.ticktext])  # pixels, at most
+    assert len(places) >= 5 and (np.diff(places) > (widths[1:] + widths[:-1]) / 2).all()

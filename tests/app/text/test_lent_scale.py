@@ -82,3 +82,21 @@ def test_tokens_that_are_not_counted_have_no_say_in_scales(made: ModuleType, tmp
     assert scale(run, "L0").high == scale(run, "all").high == counted[int(np.ceil(0.99 * len(counted))) - 1] < 60
     values, shares = percentiles(run)
     assert (values[-1], shares[-1]) == (counted.max(), 100)
+
+
+TOPS = """() => [...document.querySelectorAll(".stHorizontalBlock:has(.st-key-shade) > div")].map(
+  (part) => part.getBoundingClientRect().bottom)"""
+
+
+def test_all_choices_stand_in_one_row(made: ModuleType, growing_page: Any, growing: tuple[Path, str]) -> None:
+    """A run with generated tokens and a lender of its scale has the most of them."""
+
+    def generated(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {"phase": (columns["position"] >= 40).astype(np.uint8)}
+
+    for name, sequences in (("long", 60), ("short", 4)):
+        run = made.make(growing[0] / name, change=generated, layers=3, d_ff=512, sequences=sequences, fired=True)
+        manifests.update(run.path, model={**run.manifest.model, "weights": "a"})
+    growing_page.open("/text?run=short", ".st-key-phase")
+    bottoms = growing_page.page.evaluate(TOPS)
+    assert len(bottoms) == 8 and max(bottoms) - min(bottoms) < 2

@@ -14,8 +14,9 @@ from streamlit.testing.v1 import AppTest
 from support.synthetic_training import DENSE, SPARSE, make_training
 
 from twell.analysis import compare_trainings, training_layers, training_steps
-from twell.analysis.figures.training import WIDEST, layer_map, loss_curves
+from twell.analysis.figures.training import WIDEST, layer_map, loss_curves, training_went_sparse
 from twell.app.ui.formatting import number, percent, times, whole
+from twell.workbench.errors import Missing
 from twell.workbench.run.store import open_run
 
 
@@ -107,7 +108,7 @@ def test_compare_puts_trainings_side_by_side(folder: Path, show: Callable[..., A
 
 def test_a_log_of_few_steps_has_whole_steps_on_its_axes(tmp_path: Path) -> None:
     run = make_training(tmp_path / "short", rows=1)
-    figures = loss_curves(training_steps(run)), layer_map(training_layers(run), "nnz", 512)
+    figures = loss_curves(training_steps(run)), layer_map(training_layers(run), "nnz")
     assert [figure.layout.xaxis.dtick for figure in figures] == [1, 1]
     run = make_training(tmp_path / "long")
     assert loss_curves(training_steps(run)).layout.xaxis.dtick is None
@@ -120,11 +121,34 @@ def test_the_bar_links_to_it_only_for_trainings(folder: Path, show: Callable[...
     assert "`twell train` records how a model gets sparse" in test.info[0].value.replace("\\", "")
 
 
+def test_where_no_layer_went_sparse_a_sentence_says_so(tmp_path: Path, show: Callable[..., AppTest]) -> None:
+    """A figure without a dot would look as if it had not been drawn."""
+    make_training(tmp_path / "dense", rows=1)
+    test = show(tmp_path, "training", run="dense")
+    assert not test.exception
+    assert "sparse-since" not in [chart.key for chart in test.get("plotly_chart")]
+    assert "No layer is sparse by step 10" in text(test) and "without a dot" not in text(test)
+    with pytest.raises(Missing, match="L0 then fires the fewest neurons, 256 a token"):
+        training_went_sparse(open_run(tmp_path / "dense"))
+
+
+@pytest.mark.parametrize(("least", "most"), [(79.5, 81.7), (0.5, 400.0), (80.0, 80.0), (0.0, 0.0)])
+def test_the_colours_of_the_nnz_map_span_what_is_there(least: float, most: float) -> None:
+    """Up to all neurons, a training that is barely sparse was a white map."""
+    layers = pd.DataFrame({"layer": [0, 1], "step": [10, 10], "nnz": [least, most]})
+    (cells,) = layer_map(layers, "nnz").data
+    assert cells.zmin < cells.zmax
+    if least < most:
+        assert (cells.z.min(), cells.z.max()) == pytest.approx((cells.zmin, cells.zmax))
+        assert [cells.colorbar.ticktext[end] for end in (0, -1)] == [number(least), number(most)]
+    assert [cells.colorbar.tickvals[end] for end in (0, -1)] == [cells.zmin, cells.zmax]
+
+
 def test_maps_go_to_the_browser_as_numbers(folder: Path) -> None:
     """A text a cell took a long log half a second of the server and 2.5 MB."""
     layers = training_layers(open_run(folder / "done"))
     for column, key in (("nnz", "customdata"), ("dead", "z")):
-        (cells,) = layer_map(layers, column, 512).data
+        (cells,) = layer_map(layers, column).data
         assert cells.text is None and cells[key].dtype == np.float32
         np.testing.assert_allclose(cells[key], layers.pivot(index="layer", columns="step", values=column), rtol=1e-6)
         assert f"%{{{key}:" in cells.hovertemplate
@@ -134,7 +158,7 @@ def test_a_long_log_is_drawn_by_means_of_neighbouring_rows() -> None:
     steps = 2 * WIDEST + 1
     layers = pd.DataFrame({"layer": np.repeat([0, 1], steps), "step": 10 * np.tile(np.arange(steps), 2)})
     layers["dead"] = layers["step"] / (10 * steps) + layers["layer"]
-    cells = layer_map(layers, "dead", 512).data[0]
+    cells = layer_map(layers, "dead").data[0]
     assert len(cells.x) == -(-steps // 3)
     assert list(cells.x[:2]) == [10, 40]
     assert np.allclose(cells.z[1] - cells.z[0], 1) and np.allclose(cells.z[0], np.asarray(cells.x) / (10 * steps))

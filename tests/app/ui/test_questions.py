@@ -21,10 +21,12 @@ from twell.analysis import (
     token_identity,
 )
 from twell.analysis.figures import plots
+from twell.analysis.figures.labels import fixed
 from twell.analysis.figures.neurons import density_bins, density_map
 from twell.analysis.figures.plots import dressed
 from twell.analysis.figures.speed.kernels import audit_map
 from twell.analysis.figures.style import BLUE
+from twell.analysis.figures.table_plots.base import FEW
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
@@ -56,6 +58,16 @@ def test_figures_have_no_background_and_every_name(sampled: Run, question, plot)
     if figure.data[0].type != "heatmap":
         colors = {trace.marker.color for trace in named}
         assert None not in colors and len(colors) == len(named)
+
+
+def test_cells_between_few_layers_say_their_correlation(sampled: Run) -> None:
+    table = across_layers(sampled)
+    (cells,) = dressed(plots.depth(table)).data
+    layer, other, said = table["layer"].iloc[0], table["other"].iloc[0], fixed(table["spearman"].iloc[0])
+    assert cells.text[layer][other] == cells.text[other][layer] == said
+    assert cells.text[0][0] == "" and cells.texttemplate == "%{text}" and not cells.showscale
+    (many,) = dressed(plots.depth(table.assign(other=table["other"] + FEW))).data
+    assert many.text is None and many.showscale is not False, "whose cells have no room"
 
 
 def test_one_source_alone_takes_the_first_colour(sampled: Run) -> None:
@@ -133,6 +145,8 @@ def test_maps_of_many_layers_say_what_their_shades_are(sampled: Run) -> None:
         if not labelled:
             shares = [float(text.split()[0]) / 100 for text in heat.colorbar.ticktext]
             np.testing.assert_allclose(np.square(heat.colorbar.tickvals), shares, rtol=1e-6)
+            places = heat.colorbar.len * (np.asarray(heat.colorbar.tickvals) - heat.zmin) / (heat.zmax - heat.zmin)
+            assert (np.diff(places) > 25).all(), "pixels: ticks that met would be turned"
             assert heat.zmin < heat.colorbar.tickvals[0] and heat.colorbar.tickvals[-1] < heat.zmax
 
 
