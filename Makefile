@@ -44,7 +44,7 @@ check: lint
 	@$(BIN)/mypy
 
 # C++ and CUDA, by kernels/.clang-format.
-SOURCES = $(shell git ls-files '*.cpp' '*.cu' '*.cuh' '*.h')
+SOURCES = $(shell find kernels -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 lint: $(VENV)/.test .ns/twell
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

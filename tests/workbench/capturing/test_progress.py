@@ -17,8 +17,8 @@ def test_lines_come_seldom_and_tell_the_time_that_is_left(quiet: bool, monkeypat
     clock, file = Clock(), io.StringIO()
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
     with Batches(Console(file=file, quiet=quiet)) as batches:
-        for _ in range(12):
-            clock.now += 4.0
+        for batch in range(12):
+            clock.now += 4.0 if batch < 11 else 600.0  # a line is due then, but nothing is left
             batches.advance(12)
     due = ["1 of 12 batches", "2 of 12 batches, about 40 s left", "6 of 12 batches, about 24 s left"]
     due += ["9 of 12 batches, about 12 s left"]
