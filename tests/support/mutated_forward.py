@@ -100,8 +100,8 @@ MUTANTS: list[Mutant] = [
     ),
     *faults_of(
         "row_order.cuh",
-        ("spread <= sums * sums && spread", "spread"),
-        ("spread <= most * most >> 20", "false"),
+        ("min(sums * sums, little)", "little"),
+        ("spread <= little >> 4", "false"),
         ("most * most >> 16", "most * most >> 20"),
         folder=MANY_ROWS,
     ),

@@ -121,10 +121,11 @@ __device__ __forceinline__ bool read_window(const Ffn& f, Window& w, int block, 
   // sorting then gains less than scattered rows cost. In a window of high nnz, half of the mean; any if most of its
   // tiles are dense.
   const unsigned long long spread = rows * squares - sums * sums, most = static_cast<unsigned long long>(rows) * f.d_ff;
+  const unsigned long long little = most * most >> 16;
   const int share =
       f.dense_tiles != nullptr && is_high_nnz(kHighNnzWindow, DensePairs(f).fired(m0 / kWindow), rows, f.d_ff) ? 4 : 16;
-  const bool alike = share * spread <= sums * sums || (spread <= sums * sums && spread <= most * most >> 16);
-  return w.dense || alike || spread <= most * most >> 20;
+  const bool alike = share * spread <= sums * sums || spread <= min(sums * sums, little);
+  return w.dense || alike || spread <= little >> 4;
 }
 
 // Writes the keys of the block's rows to w.block, most first, by all threads, if the window's rows do not stay in
