@@ -23,6 +23,7 @@ from twell.workbench.run.store import Run
 
 LEAST_TURNS = 2  # for an interval of the mean over turns, each of which has every layer
 BUSY_LOAD = 1.5  # of the machine, per core, from which other work has slowed a capture
+SHORT_CALL = 300.0  # µs of a dense FFN on a GPU, up to which the host's time to hand over a sparse one is seen in it
 UNSTEADY_CLOCK = 0.1  # of the GPU's clock, between the least and the greatest of nine readings in ten
 
 
@@ -33,7 +34,7 @@ def ffn_speedup(run: Run) -> dict[str, Any]:
     speedup; low, high (95 %, over turns; NaN under two turns); turns (that every such layer had); layers (their
     numbers); all_layers; calls (sparse calls timed); tells (whether the interval leaves 1 out); busy (a clause, "" if
     the machine was quiet, as far as is known); kernel; comparable; note (why not comparable, else ""); filled (a
-    clause, "" where all layers have one width).
+    clause, "" where all layers have one width); short (µs of a dense FFN that the host may have held up, else NaN).
 
     Raises Missing where no batch was timed both dense and sparse.
     """
@@ -56,6 +57,7 @@ def ffn_speedup(run: Run) -> dict[str, Any]:
         "comparable": comparable,
         "note": "" if comparable else REFERENCE,
         "filled": filled(run),
+        "short": short(run),
     }
 
 
@@ -89,6 +91,15 @@ def filled(run: Run) -> str:
     if share == 1:
         return ""
     return f"at {run.d_ff:,} neurons; a dense FFN as narrow as each layer has {share:.0%} of that work"
+
+
+def short(run: Run) -> float:
+    """Return the median time of the dense calls, in µs, if they ran on a GPU and took no more than SHORT_CALL; else
+    NaN."""
+    rows = timings(run)
+    dense = float(rows.loc[rows["op"] == "ffn_dense", "microseconds"].median())
+    on_gpu = bool(rows["kernel"].isin(["hopper", "cuda"]).any())
+    return dense if on_gpu and dense <= SHORT_CALL else float("nan")
 
 
 def layer_names(speed: dict[str, Any]) -> str:
@@ -134,6 +145,11 @@ def caveats(speed: dict[str, Any]) -> list[str]:
         )
     if speed["filled"]:
         sentences.append(f"Dense and sparse ran every layer {speed['filled']}.")
+    if speed["short"] > 0:
+        sentences.append(
+            f"A dense FFN took {speed['short'] / 1e3:.2f} ms: of calls this short the host's share is seen, which "
+            "`twell bench` leaves out."
+        )
     return sentences
 
 

@@ -72,3 +72,21 @@ def test_turns_that_differ_too_much_tell_nothing(made: ModuleType, tmp_path: Pat
 def test_a_busy_machine_is_named(column: str, value: float, words: str, made: ModuleType, tmp_path: Path) -> None:
     total = ffn_speedup(timed(made, tmp_path, lambda table: np.full(len(table["batch"]), True), **{column: value}))
     assert (words in sentence(total)) and bool(total["busy"]) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "microseconds", "short"), [("hopper", 250.0, True), ("hopper", 350.0, False), ("cpu", 250.0, False)]
+)
+def test_calls_too_short_for_the_host_are_named(
+    kernel: str, microseconds: float, short: bool, made: ModuleType, tmp_path: Path
+) -> None:
+    """Dense calls of 0.25 ms on a GPU, but not on a CPU, which has nobody to wait for."""
+
+    def change(table: Table) -> Table:
+        op = np.asarray(table["op"])
+        took = np.where(op == "ffn_dense", microseconds, np.asarray(table["microseconds"]))
+        return {**table, "microseconds": took, "kernel": np.where(op == "ffn_dense", "dense", kernel).tolist()}
+
+    total = ffn_speedup(made.make(tmp_path / "short", sequences=10, parts=1, change_timings=change))
+    assert (total["short"] == 250) == short
+    assert ("A dense FFN took 0.25 ms: of calls this short" in sentence(total)) == short

@@ -190,7 +190,7 @@ def test_what_fills_a_layer_up_cannot_be_silenced(narrow: tuple[Path, Run, Run])
 
 def test_a_speedup_says_what_both_sides_ran(narrow: tuple[Path, Run, Run]) -> None:
     _, run, whole = narrow
-    quiet = {"turns": 2, "tells": True, "busy": ""}
+    quiet = {"turns": 2, "tells": True, "busy": "", "short": float("nan")}
     assert caveats({**quiet, "filled": filled(whole)}) == []
     assert caveats({**quiet, "filled": filled(run)}) == [
         "Dense and sparse ran every layer at 176 neurons; a dense FFN as narrow as each layer has 92% of that work."
