@@ -26,7 +26,7 @@ import typer
 from twell.workbench import options
 from twell.workbench.ablations.options import AblateOptions, PruneOptions
 from twell.workbench.bench.options import BenchOptions
-from twell.workbench.errors import UserError, escaped, print_error, wrong_line, wrong_value
+from twell.workbench.errors import UserError, escaped, not_installed, print_error, too_long, wrong_line, wrong_value
 from twell.workbench.garbage import uncollected
 
 COMMANDS: dict[str, tuple[type, str]] = {
@@ -259,18 +259,18 @@ def main() -> None:
     try:
         if cli(standalone_mode=False) == 130:  # newer typer turns Ctrl-C into this exit code, and returns it
             raise KeyboardInterrupt
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort, EOFError):
         _stop("Stopped.", 130, debug)
     except UserError as error:
         _stop(str(error), 2, debug)
-    except (typer.Abort, EOFError):
-        _stop("Stopped.", 130, debug)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        name = str(error.filename)
-        sentence = f"Expected a name that the system can hold, got one of {len(name):,} characters: shorten {name:.40}…"
-        _stop(sentence, 2, debug)
+        _stop(too_long(str(error.filename)), 2, debug)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("twell"):
+            raise
+        _stop(not_installed(error.name), 2, debug)
     except Exception as error:
         if not hasattr(error, "format_message"):  # what click raises for a wrong command line has it
             raise

@@ -19,6 +19,10 @@ from typing import Any
 
 LONGEST = 900  # characters of a message
 NUMBERS = {"int": "a whole number", "float": "a number"}  # by the type that a value is parsed as
+EXTRAS = {  # of the package, by what they bring
+    "capture": ("torch", "transformers", "tokenizers", "safetensors"),
+    "dashboard": ("streamlit", "plotly", "ibis", "duckdb", "sqlglot", "scipy"),
+}
 NAME, NAMES = 60, 12  # characters of a quoted name, and how many are quoted
 
 
@@ -86,11 +90,23 @@ def usable(path: str | Path) -> Path:
         raise UserError(f"Expected a name without a null character, got {name!r:.{NAME}}: correct it.") from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise UserError(
-                f"Expected a name that the system can hold, got one of {len(name):,} characters ({name[:NAME]}…): "
-                "shorten it."
-            ) from None
+            raise UserError(too_long(name)) from None
     return Path(name)
+
+
+def too_long(name: str) -> str:
+    """Return the sentence for the name of a file or folder that the system cannot hold."""
+    return (
+        f"Expected a name that the system can hold, got one of {len(name):,} characters ({name[:NAME]}…): shorten it."
+    )
+
+
+def not_installed(module: str) -> str:
+    """Return the sentence for a module that cannot be imported, with what installs it."""
+    package = module.partition(".")[0]
+    extra = next((extra for extra, brings in EXTRAS.items() if package in brings), None)
+    install = package if extra is None else f"'twell-workbench[{extra}]'"
+    return f"Expected the package {package}, it is not installed: pip install {install}."
 
 
 def print_error(message: str) -> None:

@@ -15,11 +15,12 @@ import sys
 import threading
 import time
 import webbrowser
+from importlib.util import find_spec
 from pathlib import Path
 
 from twell.app.ui.run_cache import WITHOUT_DAMAGED
 from twell.app.ui.theme import SETTINGS
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, not_installed
 from twell.workbench.options import AppOptions
 
 DEFAULT_RUNS = Path("runs")  # may be missing: the package has recorded runs of its own
@@ -75,7 +76,9 @@ def url(host: str, port: int) -> str:
 
 
 def check_address(host: str, port: int) -> None:
-    """Raise UserError if no server could listen at this address."""
+    """Raise UserError if no server could listen at this address, or if there is no server."""
+    if find_spec("streamlit") is None:
+        raise UserError(not_installed("streamlit"))
     if not 1 <= port <= 65535:
         raise UserError(f"Expected a port from 1 to 65535, got {port}: choose another with --port.")
     try:

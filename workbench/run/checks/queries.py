@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twell.workbench.errors import UserError, first_line
+from twell.workbench.errors import UserError, first_line, not_installed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,9 +27,7 @@ def answer(
     try:
         import duckdb
     except ImportError:
-        raise UserError(
-            "Expected DuckDB for run.sql, it is not installed: pip install 'twell-workbench[dashboard]'."
-        ) from None
+        raise UserError(not_installed("duckdb")) from None
     every = ANY_TABLE.search(query) is not None
     named = [name for name in tables if every or re.search(rf"\b{name}\b", query, re.IGNORECASE)]
     with duckdb.connect(config={"autoinstall_known_extensions": False}) as connection:  # nothing is fetched
