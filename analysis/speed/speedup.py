@@ -176,12 +176,18 @@ def over_batches(fewest: int, greatest: int | None = None) -> str:
 
 
 def geometric(ratios: NDArray, least: int = LEAST_BATCHES) -> tuple[float, float, float]:
-    """Return the geometric mean of successive ratios, and its 95 % interval by Student's t over BLOCKS blocks of them;
-    NaN ends under `least` ratios."""
-    logs, n = np.log(ratios), len(ratios)
-    half = float(t_half(min(n, BLOCKS) - 1)) * blocks_error(logs, BLOCKS) if n >= least else np.nan
-    mean, low, high = np.exp([logs.mean(), logs.mean() - half, logs.mean() + half])
+    """Return the geometric mean of successive ratios, and its 95 % interval as `mean_interval` has it."""
+    mean, low, high = np.exp(mean_interval(np.log(ratios), least))
     return float(mean), float(low), float(high)
+
+
+def mean_interval(values: NDArray, least: int = LEAST_BATCHES) -> tuple[float, float, float]:
+    """Return the mean of successive values, and its 95 % interval by Student's t over BLOCKS blocks of them; NaN ends
+    under `least` values, NaN without any."""
+    n = len(values)
+    mean = float(values.mean()) if n else np.nan
+    half = float(t_half(min(n, BLOCKS) - 1)) * blocks_error(values, BLOCKS) if n >= least else np.nan
+    return mean, mean - half, mean + half
 
 
 def blocks_error(values: NDArray, blocks: int) -> float:

@@ -41,8 +41,9 @@ def whole_model(run: Run) -> pd.DataFrame:
 
     case (on which text, or how many sequences are decoded); operation (whole: a forward pass without the head;
     generate: prompts and tokens after them; step: one token of each sequence; behind a comma, compiled or graphed);
-    rows (in a call of an FFN); dtype; device; nnz_mean (over layers and rows); repeats (turns); graph (replayed from a
-    CUDA graph); commit; kernel (of the sparse side); dense_us, sparse_us (µs, medians of the turns); dense_tokens,
+    rows (in a call of an FFN); dtype; device; nnz_mean (over layers and rows of a forward pass; in decoding, over the
+    prompts); repeats (turns); graph (replayed from a CUDA graph); commit; kernel (of the sparse side); dense_us,
+    sparse_us (µs, medians of the turns); dense_tokens,
     sparse_tokens (tokens/s at the medians, read in forward passes and generated in others); dense_tokens_low,
     dense_tokens_high, sparse_tokens_low, sparse_tokens_high (tokens/s in the slowest and the fastest turn); speedup
     (dense over sparse time); apart (the turns of the sides do not overlap, else they do not tell which side is
