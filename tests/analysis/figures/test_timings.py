@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 
 from twell.analysis.figures.labels import times
+from twell.analysis.figures.speed.compressions import time_map
 from twell.analysis.figures.speed.kernels import time_split
+from twell.analysis.figures.speed.live import times_and_nnz
 from twell.analysis.figures.speed.timings import dense_and_sparse, over_batches, speedup_by_nnz, summed, time_unit
 from twell.analysis.figures.style import BLUE, GREY
 
@@ -76,3 +78,34 @@ def test_times_of_the_batches_of_a_round_are_scaled_to_its_largest_and_added() -
     assert sums.to_numpy().tolist() == [[2, "dense", 100, 32.0]]
     (line,) = over_batches(sums).data
     assert (list(line.x), list(line.y), line.line.color) == ([2], [320.0], GREY), "ns a token"
+
+
+def test_milliseconds_stand_above_nnz_over_one_axis_of_time() -> None:
+    columns = {"seconds": [1.0, 2.0, 1.0, 2.0], "layer": [0, 0, 5, 5], "ms": [3.0, 4.0, 5.0, 6.0]}
+    figure = times_and_nnz(pd.DataFrame(columns | {"nnz_mean": [30.0, 40.0, 50.0, 60.0], "tokens": 64}))
+    drawn = [(line.yaxis, list(line.x), list(line.y)) for line in figure.data]
+    seconds = [1.0, 2.0]
+    assert drawn == [
+        ("y", seconds, [3, 4]),
+        ("y2", seconds, [30, 40]),
+        ("y", seconds, [5, 6]),
+        ("y2", seconds, [50, 60]),
+    ]
+    assert (figure.layout.yaxis.title.text, figure.layout.yaxis2.title.text) == (
+        "ms of a sparse FFN",
+        "nnz of that call",
+    )
+    assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
+    notes = {(note.text, note.yref, note.y) for note in figure.layout.annotations}
+    assert notes == {("L0", "y", 4), ("L5", "y", 6), ("L0", "y2", 40), ("L5", "y2", 60)}
+
+
+def test_times_by_compression_are_shaded_by_the_shortest_time_of_their_layer() -> None:
+    """Whatever is fastest and safe is marked; of others, which share of rows overflows a tile, and where."""
+    columns = {"layer": [0, 0, 1, 1], "compression": [4, 8, 4, 8], "slots": [63, 31, 63, 31]}
+    shares = {"past_share": [0.0, 0.25, 0.0, 0.0], "rows_over_share": [0.0, 0.5, 0.0, 0.125]}
+    safe = {"safe": [True, False, True, False], "fastest": [True, False, True, False]}
+    (cells,) = time_map(pd.DataFrame(columns | shares | safe | {"microseconds": [200.0, 100.0, 30.0, 60.0]})).data
+    assert cells.z.tolist() == [[2, 1], [1, 2]] and cells.y == (0, 1) and cells.zmax == 2
+    said = [[text.replace("\u202f", " ") for text in line] for line in cells.text]
+    assert said == [["✓ 200 µs", "100 µs (25 %)"], ["✓ 30.0 µs", "60.0 µs (12 % of the run)"]]

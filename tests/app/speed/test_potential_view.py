@@ -15,6 +15,7 @@ from streamlit.testing.v1 import AppTest
 from support.page_elements import figure, markup
 
 from twell.analysis import layer_potential, speedup
+from twell.analysis.figures.labels import number
 from twell.analysis.figures.speed.potential import MOST, bars, gains
 from twell.analysis.figures.style import AMBER
 from twell.analysis.speed.potential import most_to_gain, worth_speeding_up
@@ -147,10 +148,14 @@ def test_of_many_layers_the_rest_share_a_bar_that_is_one_layer_long(timed: Run) 
     many = pd.concat([table, table.assign(layer=table["layer"] + 10, saved_ms=-1.0)], ignore_index=True)
     many.attrs = table.attrs
     rows, figure = bars(many), gains(many)
+    assert bars(many.head(MOST))["name"].str.startswith("L").all(), "one alone shares with none"
     assert len(rows) == MOST and rows["name"].iloc[-1] == "9 more, each"
     assert rows["left"].iloc[-1] <= rows["left"].iloc[-2]
     assert rows["total"].sum() == pytest.approx(many["left_ms"].sum())
-    assert figure.layout.annotations[-1].text.endswith("in all")
+    together = rows["total"].iloc[-1]
+    assert together == pytest.approx(9 * rows["left"].iloc[-1])
+    text = figure.layout.annotations[-1].text
+    assert text.startswith(f"{number(together)} ms, ") and text.endswith("in all")
     assert [trace.name for trace in figure.data][-1] == "lost to dense" and min(figure.data[-1].x) == -1.0
 
 
