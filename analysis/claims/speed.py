@@ -33,7 +33,7 @@ from twell.analysis.claims.claim import (
 from twell.analysis.comparisons import widened
 from twell.analysis.speed.contribution import gain_correlations, layer_gains
 from twell.analysis.speed.ffn_speedup import conditions
-from twell.analysis.speed.speedup import LEAST_BATCHES, geometric, model_speedup, pairs, speedup
+from twell.analysis.speed.speedup import BLOCKS, LEAST_BATCHES, geometric, model_speedup, pairs, speedup
 from twell.analysis.speed.whole_model import bench_rows, pass_on_text
 from twell.workbench.errors import Missing
 from twell.workbench.run.schema import WHOLE_MODEL
@@ -219,7 +219,7 @@ def slow_where_dense(run: Run) -> Answer:
         ),
         f"{slower} of {len(ratios)} layers {bound} are slower than dense for certain, {faster} faster; kernel "
         f"{kernels}, {conditions(run)}",
-        _verdict_slower(np.array([*ratios.values()]), np.bincount(layer_of)[layers] - 1),
+        _verdict_slower(np.array([*ratios.values()]), np.minimum(np.bincount(layer_of)[layers], BLOCKS) - 1),
         f"the interval of every layer {bound} lies below 1; of some, by intervals that hold together: in part; all "
         "above 1: reversed; some above 1, by such intervals, and none below: does not hold",
         ", ".join(f"layer {layer} {between(low, high)}" for layer, (_, low, high) in ratios.items()),

@@ -15,9 +15,10 @@ from twell.workbench.run.store import Run
 
 HEAD = ("case", "operation", "mean nnz", "dense, tokens/s", "sparse, tokens/s", "× dense", "energy a token")
 LEGEND = """
-Tokens are those read in forward passes, else those generated. In brackets: the slowest and the fastest turn. × dense is
-the time of the whole model with dense FFNs over that with sparse ones, which count; it is bold where the turns of the
-two sides do not overlap. Elsewhere they do not tell which side is faster.
+Tokens are those read in forward passes, else those generated; mean nnz is of a forward pass, in decoding of that over
+the prompts. In brackets: the slowest and the fastest turn. × dense is the time of the whole model with dense FFNs over
+that with sparse ones, which count; it is bold where the turns of the two sides do not overlap. Elsewhere they do not
+tell which side is faster.
 
 """
 

@@ -5,7 +5,8 @@
 
 Turn t of a layer is the t-th batch in which it ran both dense and sparse. A turn's ratio is that of the sums over
 layers; the number is the ratios' geometric mean, and the interval is that of the same mean: turns that differ, because
-the machine was busy or the text changed, widen it. Under two turns it is the ratio of the summed medians.
+the machine was busy or the text changed, widen it. On a busy machine turns in a row are alike, so their error is taken
+over blocks; where they are too few for that, a sentence says so. Under two turns it is the ratio of the summed medians.
 Cost: that of `speedup`.
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twell.analysis.memo import memoized
-from twell.analysis.speed.speedup import REFERENCE, geometric, pairs, sizes, speedup, timings
+from twell.analysis.speed.speedup import BLOCKS, REFERENCE, geometric, pairs, sizes, speedup, timings
 from twell.workbench.run.store import Run
 
 LEAST_TURNS = 2  # for an interval of the mean over turns, each of which has every layer
@@ -140,8 +141,10 @@ def caveats(speed: dict[str, Any]) -> list[str]:
     elif not speed["tells"]:
         sentences.append("The interval includes 1: this run does not tell sparse from dense.")
     if speed["busy"]:
+        few = LEAST_TURNS <= speed["turns"] < 2 * BLOCKS
+        narrow = " Turns in a row are then alike, and of so few the interval holds nearer 90 % than 95." * few
         sentences.append(
-            f"While it was timed {speed['busy']}: the ratio, of turns side by side, says more than a time."
+            f"While it was timed {speed['busy']}: the ratio, of turns side by side, says more than a time.{narrow}"
         )
     if speed["filled"]:
         sentences.append(f"Dense and sparse ran every layer {speed['filled']}.")

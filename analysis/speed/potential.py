@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from twell.analysis.memo import memoized
 from twell.analysis.speed.contribution import BLOCK, layer_gains
 from twell.analysis.speed.ffn_speedup import numbered
-from twell.analysis.speed.speedup import LEAST_BATCHES, model_speedup, of_one_size, pairs, sizes, speedup
-from twell.analysis.statistics import distinct, grouped_median, mean_error, t_half
+from twell.analysis.speed.speedup import LEAST_BATCHES, mean_interval, model_speedup, of_one_size, pairs, sizes, speedup
+from twell.analysis.statistics import distinct, grouped_median
 from twell.workbench.errors import Missing
 from twell.workbench.run.manifest import RECORDING
 from twell.workbench.run.store import Run
@@ -72,13 +72,9 @@ def _behind(run: Run, first: int) -> tuple[NDArray, NDArray]:
     layer, _, (_, sparse, gate, _) = pairs(run)
     turns = int(np.bincount(distinct(layer)[1]).min())
     left = np.stack([(sparse - gate)[layer == n][:turns] for n in np.unique(layer)]) / 1000  # layer, turn
-    behind = left[first] - left
-    n = (~np.isnan(behind)).sum(axis=1)
-    half = t_half(n - 1) * mean_error(n, np.nansum(behind, axis=1), np.nansum(behind**2, axis=1))
-    half[n < LEAST_BATCHES] = np.nan
-    with np.errstate(invalid="ignore"):
-        middle = np.nansum(behind, axis=1) / n
-    return middle - half, middle + half
+    ends = [mean_interval(behind[~np.isnan(behind)])[1:] for behind in left[first] - left]
+    low, high = np.transpose(ends)
+    return low, high
 
 
 def _reasons(run: Run, frame: pd.DataFrame) -> list[str]:

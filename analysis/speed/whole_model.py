@@ -41,8 +41,9 @@ def whole_model(run: Run) -> pd.DataFrame:
 
     case (on which text, or how many sequences are decoded); operation (whole: a forward pass without the head;
     generate: prompts and tokens after them; step: one token of each sequence; behind a comma, compiled or graphed);
-    rows (in a call of an FFN); dtype; device; nnz_mean (over layers and rows); repeats (turns); graph (replayed from a
-    CUDA graph); commit; kernel (of the sparse side); dense_us, sparse_us (µs, medians of the turns); dense_tokens,
+    rows (in a call of an FFN); dtype; device; nnz_mean (over layers and rows of a forward pass; in decoding, over the
+    prompts); repeats (turns); graph (replayed from a CUDA graph); commit; kernel (of the sparse side); dense_us,
+    sparse_us (µs, medians of the turns); dense_tokens,
     sparse_tokens (tokens/s at the medians, read in forward passes and generated in others); dense_tokens_low,
     dense_tokens_high, sparse_tokens_low, sparse_tokens_high (tokens/s in the slowest and the fastest turn); speedup
     (dense over sparse time); apart (the turns of the sides do not overlap, else they do not tell which side is
@@ -63,13 +64,12 @@ def whole_model(run: Run) -> pd.DataFrame:
 
 @memoized
 def pass_on_text(run: Run) -> dict[str, Any] | None:
-    """Return the times of the eager forward pass on text by `twell bench --whole`, with an interval. Keys:
+    """Return the speedup of the eager forward pass on text by `twell bench --whole`, with an interval. Keys:
 
-    dense_us, sparse_us (µs, medians of the turns); mean (their ratio), mean_low, mean_high (95 % and more, whatever the
-    times' distribution: the median of a side lies within n turns with probability 1 - 2^(1-n), so that from
-    LEAST_TURNS on the bounds by the ranges of both hold); energy (of a token: sparse over dense; NaN where it was not
-    measured); repeats (turns); kernel; device; where (rows and dtype, in words). None where it was not timed, or in
-    fewer turns.
+    mean (ratio of the sides' median times), mean_low, mean_high (95 % and more, whatever the times' distribution: the
+    median of a side lies within n turns with probability 1 - 2^(1-n), so that from LEAST_TURNS on the bounds by the
+    ranges of both hold); energy (of a token: sparse over dense; NaN where it was not measured); repeats (turns);
+    kernel; device; where (rows and dtype, in words). None where it was not timed, or in fewer turns.
     """
     try:
         frame = whole_model(run)
@@ -82,8 +82,6 @@ def pass_on_text(run: Run) -> dict[str, Any] | None:
     row = rows.iloc[-1]
     tokens = {end: (row[f"sparse_tokens_{end}"], row[f"dense_tokens_{end}"]) for end in ("low", "high")}
     return {
-        "dense_us": row["dense_us"],
-        "sparse_us": row["sparse_us"],
         "mean": row["speedup"],
         "mean_low": tokens["low"][0] / tokens["high"][1],
         "mean_high": tokens["high"][0] / tokens["low"][1],

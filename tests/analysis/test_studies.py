@@ -228,6 +228,18 @@ def test_memory_of_training(sparse: float, verdict: str, says: str) -> None:
     assert result.verdict == verdict and result.says.endswith(says)
 
 
+def test_memory_of_two_trainings_is_that_of_the_sparse_one_against_the_dense(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = training_outcomes([trained("one")])[0]
+    dense, sparse = (replace(one, name=f"{gib}", sparse=gib < 10, peak=gib * 2.0**30) for gib in (10, 7))
+    for both in ([dense, sparse], [sparse, dense]):
+        monkeypatch.setattr(across, "training_outcomes", lambda _, both=both: both)
+        result = answer(across.memory_falls)
+        assert result.says == "7.00 GiB with sparse kernels, 10.00 with dense ones, 30 % less"
+        assert (result.verdict, result.of) == (HOLDS, ("7", "10"))
+
+
 def test_studies_and_their_figure(trained: Trained, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run stands last, with its own sparsity; the figure draws every training and no speed that is not there."""
     runs = [trained(f"l{i}", loss=4 + 0.1 * i, nnz=200 / 4**i, l1=0.01 * i, speed=1 + i) for i in range(3)]

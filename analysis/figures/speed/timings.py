@@ -88,7 +88,7 @@ def _ratio(row: Any) -> str:
     """Return what stands at the right of a layer: dense / sparse, and its interval where there is one."""
     if math.isnan(row.low):
         return times(row.speedup)
-    text = f'{times(row.speedup)} <span style="font-size:10px">{number(row.low, 2)}–{number(row.high, 2)}</span>'
+    text = f'{times(row.speedup)} <span style="font-size:10px">{number(row.low)}–{number(row.high)}</span>'
     return f'<span style="color:{GREY}">{text}</span>' if row.low <= 1 <= row.high else text
 
 

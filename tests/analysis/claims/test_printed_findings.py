@@ -5,11 +5,15 @@ from __future__ import annotations
 import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pandas as pd
 import pytest
 
 from twell.analysis import ensure, findings
 from twell.analysis.claims import across
+from twell.analysis.claims import findings as module
 from twell.analysis.claims.beyond import BEYOND
 from twell.analysis.claims.claim import UNTOLD, between
 from twell.analysis.claims.findings import markdown, side_by_side
@@ -68,3 +72,17 @@ def test_the_command_line_without_a_run(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(sys, "argv", ["twell.analysis"])
     with pytest.raises(SystemExit, match=r"^Expected one run or more: python -m twell\.analysis RUN …$"):
         runpy.run_module("twell.analysis", run_name="__main__")
+
+
+def test_each_column_of_runs_side_by_side_is_of_a_run_and_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims between models need the others; and each run comes first in its own column."""
+    asked: list[str] = []
+
+    def answered(*runs: Any) -> pd.DataFrame:
+        asked.append("".join(run.name for run in runs))
+        return pd.DataFrame([{"claim": "c", "this_run": f"says {asked[-1]}", "reason": "", "verdict": "holds"}])
+
+    monkeypatch.setattr(module, "findings", answered)
+    table = side_by_side([cast(Run, SimpleNamespace(name=name)) for name in "abc"])
+    assert asked == ["abc", "bac", "cab"]
+    assert table.splitlines()[-1] == "| c | **holds**: says abc | **holds**: says bac | **holds**: says cab |"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -85,6 +88,19 @@ def test_ratios_are_dense_over_sparse_of_one_case(run: Run) -> None:
         ops = ["ffn_sparse"] if whole else ["gate", "up_down"]
         took = sum(times[case, "hopper", op] for op in ops)
         assert frame.loc[(case, "hopper"), "ratio"] == pytest.approx(times[case, "torch", "ffn_dense"] / took)
+
+
+def test_another_models_cases_and_errors_of_nothing_are_left_out(run: Run) -> None:
+    """Of FFNs of another width; and where dense has no error, as nothing fires, no other is so many times as great."""
+    bench = run.frame("bench")
+    exact = (bench["case"] == "layer 0 on text") & (bench["op"] == "ffn_dense") & (bench["metric"] == "error_max")
+    changed = pd.concat(
+        [bench.assign(value=bench["value"].where(~exact, 0.0)), bench.assign(d_ff=7, case="of another width")]
+    )
+    frame, expected = cases(cast(Run, SimpleNamespace(d_ff=run.d_ff, frame=lambda _: changed))), cases(run)
+    assert exact.sum() == 1 and expected.loc[expected["case"] == "layer 0 on text", "error_max"].notna().all()
+    expected.loc[expected["case"] == "layer 0 on text", "error_max"] = np.nan
+    pd.testing.assert_frame_equal(frame, expected)
 
 
 def test_layers_are_added_before_they_are_divided() -> None:

@@ -14,7 +14,18 @@ import pytest
 from twell.analysis import by_layer, by_position, by_token, ensure
 from twell.analysis.summaries.built import read_built
 from twell.analysis.summaries.derived import drawn_interval
-from twell.analysis.summaries.documents import BLOCK, CUT, FEW, LATER, START, UNKNOWN, Documents, documents_of
+from twell.analysis.summaries.documents import (
+    BLOCK,
+    CUT,
+    FEW,
+    FURTHER,
+    LATER,
+    MOST_SOURCES,
+    START,
+    UNKNOWN,
+    Documents,
+    documents_of,
+)
 from twell.analysis.summaries.read import open_summaries
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.store import Run, open_run
@@ -52,6 +63,15 @@ def test_long_documents_of_a_small_source_are_cut_into_blocks() -> None:
     many = documents_of(table([2 * BLOCK + 1] + [1] * (FEW - 1)))
     assert rows(many, np.arange(2 * BLOCK + 2))["cluster"] == [0] * (2 * BLOCK + 1) + [1]
     assert many.cut == ()
+
+
+def test_many_sources_share_the_last_name() -> None:
+    """Of as many as are told apart each has its own; of two more the last three are further ones."""
+    for more in (0, 2):
+        names = [f"s{number:03}" for number in range(MOST_SOURCES + more)]
+        documents = documents_of(pa.concat_tables([table([1], name, n) for n, name in enumerate(names)]))
+        told = [documents.names[index] for index in rows(documents, np.arange(len(names)))["source"]]
+        assert told == (names[: MOST_SOURCES - 1] + [FURTHER] * 3 if more else names)
 
 
 def test_sequences_of_a_document_may_lie_apart() -> None:

@@ -64,7 +64,7 @@ def test_the_figures_draw_the_intervals(timed: Run) -> None:
     frame = speedup(timed)
     _, *texts = [note.text for note in dense_and_sparse(frame, ratios=True).layout.annotations]
     assert [f"color:{GREY}" in text for text in texts] == [True, False, False]
-    assert [text.split('10px">')[1].split("<")[0] for text in texts] == ["0.45–3.1", "1.9–2.4", "3.9–4.4"]
+    assert [text.split('10px">')[1].split("<")[0] for text in texts] == ["0.446–3.14", "1.86–2.36", "3.86–4.36"]
     bars = speedup_by_nnz(frame).data[0].error_y
     by_nnz = frame.sort_values("nnz_mean")
     np.testing.assert_allclose(bars.array, by_nnz["high"] - by_nnz["speedup"])

@@ -15,6 +15,7 @@ from streamlit.testing.v1 import AppTest
 from support.page_elements import figure, markup
 
 from twell.analysis import layer_potential, speedup
+from twell.analysis.figures.labels import number
 from twell.analysis.figures.speed.potential import MOST, bars, gains
 from twell.analysis.figures.style import AMBER
 from twell.analysis.speed.potential import most_to_gain, worth_speeding_up
@@ -96,12 +97,16 @@ def test_a_layer_is_named_alone_where_its_turns_tell_it_from_every_other(made: M
     assert most_to_gain(loud).startswith("Layer 3 has most to gain: 0.38 ms") and most_to_gain(loud).endswith(said)
 
 
-def test_what_is_left_behind_the_first_layer_has_an_interval_over_turns(made: ModuleType, tmp_path: Path) -> None:
-    run = timed_for(made, tmp_path / "loud", turns=4, noise=380.0)
+@pytest.mark.parametrize("turns", [4, 20])
+def test_what_is_left_behind_the_first_layer_has_an_interval_over_turns(
+    turns: int, made: ModuleType, tmp_path: Path
+) -> None:
+    """Over ten blocks of turns in a row where there are more of them."""
+    run = timed_for(made, tmp_path / "loud", turns=turns, noise=380.0)
     rows = of_one_size(run)
     left = rows[rows["op"] == "ffn_sparse"].pivot(index="batch", columns="layer", values="microseconds") / 1000
-    behind = left[3] - left[5]
-    expected = stats.t.interval(0.95, 3, behind.mean(), behind.std() / 2)
+    blocks = (left[3] - left[5]).to_numpy().reshape(min(turns, 10), -1).mean(axis=1)
+    expected = stats.t.interval(0.95, len(blocks) - 1, blocks.mean(), stats.sem(blocks))
     np.testing.assert_allclose(layer_potential(run).loc[5, ["behind_low", "behind_high"]].astype(float), expected)
 
 
@@ -143,10 +148,14 @@ def test_of_many_layers_the_rest_share_a_bar_that_is_one_layer_long(timed: Run) 
     many = pd.concat([table, table.assign(layer=table["layer"] + 10, saved_ms=-1.0)], ignore_index=True)
     many.attrs = table.attrs
     rows, figure = bars(many), gains(many)
+    assert bars(many.head(MOST))["name"].str.startswith("L").all(), "one alone shares with none"
     assert len(rows) == MOST and rows["name"].iloc[-1] == "9 more, each"
     assert rows["left"].iloc[-1] <= rows["left"].iloc[-2]
     assert rows["total"].sum() == pytest.approx(many["left_ms"].sum())
-    assert figure.layout.annotations[-1].text.endswith("in all")
+    together = rows["total"].iloc[-1]
+    assert together == pytest.approx(9 * rows["left"].iloc[-1])
+    text = figure.layout.annotations[-1].text
+    assert text.startswith(f"{number(together)} ms, ") and text.endswith("in all")
     assert [trace.name for trace in figure.data][-1] == "lost to dense" and min(figure.data[-1].x) == -1.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +116,28 @@ def test_after_a_generation_that_fails_the_model_is_sparse(
     assert failure and not any(isinstance(module, LinearFFN) for module in loaded.body.modules())
 
 
+class FiftyWatts:
+    """A gauge of a device that takes 50 W, whatever it does."""
+
+    reads = True
+
+    def __init__(self, _device: torch.device) -> None: ...
+
+    def window(self, operation: Callable[[], None]) -> tuple[None, float]:
+        operation()
+        return None, 50.0
+
+
 def test_rows_of_the_table(tiny: Path, texts: tuple[str, ...], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(whole, "Gauge", FiftyWatts)
     monkeypatch.setattr(whole, "TURNS", {"cpu": 2})
     monkeypatch.setattr(whole, "PROMPT", {"cpu": 5})
     monkeypatch.setattr(whole, "TOKENS", {"cpu": 3})
     out = tmp_path / "whole.parquet"
     rows = bench(
-        BenchOptions(whole=True, model=str(tiny), text=texts, rows="40", batches="1,2", compile=False, out=out)
+        BenchOptions(
+            whole=True, model=str(tiny), text=texts, rows="40", batches="1,2", compile=False, energy=True, out=out
+        )
     )
     assert pq.read_table(out).num_rows == len(rows)
     sides = {f"{op}_{side}" for op in ("generate", "generate_graphed", "step") for side in ("dense", "sparse")}
@@ -135,12 +151,21 @@ def test_rows_of_the_table(tiny: Path, texts: tuple[str, ...], tmp_path: Path, m
     }
     for row in rows:
         assert (row["layer"], row["repeats"], row["ffn"], row["graph"]) == (-1, 2, "gated", False)
-        assert (row["kernel"] == "torch") == row["op"].endswith("dense") and 0 < row["low"] <= row["value"] <= row[
-            "high"
-        ]
-    figures = {(row["case"][-11:], row["op"], row["metric"]): row["value"] for row in rows}
-    step = figures["2 sequences", "step_sparse", "microseconds"]
-    assert figures["2 sequences", "step_sparse", "tokens_per_second"] == pytest.approx(2e6 / step)
+        assert (row["kernel"] == "torch") == row["op"].endswith("dense")
+        assert row["rows"] == int(re.findall(r"(\d+) (?:rows|sequence)", row["case"])[0]), "of a call of an FFN"
+    figures = {(row["case"][-11:], row["op"], row["metric"]): row for row in rows}
+    for case, op, tokens in (("2 sequences", "step_sparse", 2), ("2 sequences", "generate_dense", 6)):
+        time, rate = (figures[case, op, metric] for metric in ("microseconds", "tokens_per_second"))
+        assert 0 < time["low"] < time["value"] < time["high"]
+        assert [rate[end] * time[of] for end, of in (("value", "value"), ("low", "high"), ("high", "low"))] == (
+            pytest.approx([tokens * 1e6] * 3)
+        )
+    step = figures["2 sequences", "step_sparse", "microseconds"]["value"]
+    assert figures["2 sequences", "step_sparse", "millijoules_per_token"]["value"] == pytest.approx(50 * step / 2000)
+    gauged = {(row["case"], row["op"]) for row in rows if row["metric"] == "watts"}
+    decoding_cases = [name for name in by_case if "decoding" in name]
+    steps = {(name, f"step_{side}") for name in decoding_cases for side in ("dense", "sparse")}
+    assert gauged == steps | {("whole model on text, 40 rows", op) for op in passes}, "of text, which both sides read"
     assert all(re.match(bench_cases.OTHERS, row["op"]) for row in rows)  # tables of single FFNs leave them out
 
 
