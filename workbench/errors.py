@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ REFUSALS = {  # what to do about what the system refuses a person, by its error
     errno.EACCES: "choose a place that you may use",
     errno.EPERM: "choose a place that you may use",
     errno.EROFS: "choose a place that can be written to",
-    errno.ENOSPC: "free some, or choose a place that has room",
-    errno.EDQUOT: "free some, or choose a place that has room",
+    errno.ENOSPC: "free some room, or choose a place that has it",
+    errno.EDQUOT: "free some room, or choose a place that has it",
     errno.EIO: "check the disk",
     errno.EMFILE: "allow more open files, as with `ulimit -n 4096`",
 }
@@ -118,7 +119,7 @@ def refused(error: OSError) -> str:
     if "usable temporary directory" in str(error.strerror):  # which Python's tempfile says, without a number of its own
         return "Expected a folder for temporary files, found none that can be written to: set TMPDIR to one with room."
     advice = REFUSALS.get(error.errno or 0)
-    place = "all files" if error.filename is None else str(error.filename)
+    place = "files and standard output" if error.filename is None else str(error.filename)
     return f"Expected to read and write {place}, got {error.strerror}: {advice}." if advice else ""
 
 
@@ -128,6 +129,17 @@ def not_installed(module: str) -> str:
     extra = next((extra for extra, brings in EXTRAS.items() if package in brings), None)
     install = package if extra is None else f"'twell-workbench[{extra}]'"
     return f"Expected the package {package}, it is not installed: pip install {install}."
+
+
+def import_for_use(name: str) -> Any:
+    """Import a module of this package; the error about a library that it needs and that is not installed says what
+    installs it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("twell"):
+            raise
+        raise ModuleNotFoundError(not_installed(error.name), name=error.name) from None
 
 
 def lacking(extra: str) -> list[str]:

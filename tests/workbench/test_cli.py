@@ -125,8 +125,8 @@ def test_options_reach_the_function_as_the_dataclass(monkeypatch: pytest.MonkeyP
         (
             OSError(errno.ENOSPC, "No space left on device"),
             2,
-            "twell: Expected to read and write all files, got No space left on device: free some, or choose a place "
-            "that has room.\n",
+            "twell: Expected to read and write files and standard output, got No space left on device: free some "
+            "room, or choose a place that has it.\n",
         ),
         (
             FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),

@@ -97,3 +97,25 @@ def test_names_in_brackets_are_printed_as_they_are() -> None:
     lines = [line for file in files for line in file.read_text("utf-8").splitlines() if " Console(" in line]
     assert len(lines) >= 8
     assert not [line for line in lines if "markup=False" not in line]
+
+
+def test_python_without_an_extra_says_what_installs_it() -> None:
+    """A notebook shows a run's `repr` where the analysis that fills its card is not installed."""
+    program = PROGRAM.rpartition("from twell")[0]
+    program += """
+import twell.workbench as workbench
+from twell.workbench.run.store import Run
+for ask in (lambda: workbench.watch, lambda: Run.text(None)):
+    try:
+        ask()
+    except ModuleNotFoundError as error:
+        print(error)
+print(Run._repr_html_(None))
+"""
+    done = subprocess.run([sys.executable, "-c", program, "torch,scipy"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "Expected the package torch, it is not installed: pip install 'twell-workbench[capture]'.",
+        "Expected the package scipy, it is not installed: pip install 'twell-workbench[dashboard]'.",
+        "None",
+    ]
