@@ -112,12 +112,19 @@ def too_long(name: str) -> str:
     )
 
 
+def no_temporary_folder(error: OSError) -> str:
+    """Return the sentence for temporary files that have no place; "" for any other error."""
+    if "usable temporary directory" not in str(error.strerror):  # what Python's tempfile says
+        return ""
+    return "Expected a folder for temporary files, found none that can be written to: set TMPDIR to one with room."
+
+
 def refused(error: OSError) -> str:
     """Return the sentence for what the system refuses a person: a name, a place, room; "" for any other error."""
     if error.errno == errno.ENAMETOOLONG:
         return too_long(str(error.filename))
-    if "usable temporary directory" in str(error.strerror):  # which Python's tempfile says, without a number of its own
-        return "Expected a folder for temporary files, found none that can be written to: set TMPDIR to one with room."
+    if sentence := no_temporary_folder(error):
+        return sentence
     advice = REFUSALS.get(error.errno or 0)
     place = "files and standard output" if error.filename is None else str(error.filename)
     return f"Expected to read and write {place}, got {error.strerror}: {advice}." if advice else ""
