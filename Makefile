@@ -101,7 +101,7 @@ wheel: $(VENV)/.test
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Expected Python 3.11 or newer, got $$($(PYTHON) --version): set PYTHON=python3.x"; exit 2; }
 	@echo "Creating the environment in $(VENV) ..."
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -f $@; exit 1; }  # what is left has no pip, as on Debian without python3-venv
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml .ci/constraints.txt
 	@echo "Installing what the demo needs (once, a few minutes) ..."

@@ -39,12 +39,12 @@ def dashboard(folder: Path) -> None:
     twell("compare", demo, str(folder / "above"))
     from streamlit.testing.v1 import AppTest
 
-    import twell.app.main as main
+    from twell.app.server.serve import MAIN
     from twell.app.ui.pages import PAGES
 
     sys.argv = ["main.py", str(folder)]
     for page in PAGES.values():
-        test = AppTest.from_file(str(main.__file__), default_timeout=120)
+        test = AppTest.from_file(str(MAIN), default_timeout=120)
         test.query_params["run"] = "demo"
         test.run()
         test.switch_page(page.file).run()

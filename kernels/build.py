@@ -108,8 +108,14 @@ def failure(library: Library) -> str | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder of built libraries: twell/kernels under $XDG_CACHE_HOME or, without that, under ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twell" / "kernels"
+    """Return the folder of built libraries: twell/kernels under $XDG_CACHE_HOME or, without that, under ~/.cache.
+
+    Raises BuildError for a user without a home, as in a container that runs under a number.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twell" / "kernels"
+    except RuntimeError:
+        raise BuildError("expected a home folder to keep compiled kernels in, found none; set XDG_CACHE_HOME") from None
 
 
 def build(library: Library) -> Path:
@@ -121,10 +127,10 @@ def build(library: Library) -> Path:
     objects = dict(_objects(library, compiler, folder / "objects"))
     key = _digest(*(path.name for path in objects), *library.link)
     target = folder / f"{library.name}-{key}{sysconfig.get_config_var('SHLIB_SUFFIX') or '.so'}"
-    if target.exists():
-        return target
-    ninja = find_ninja()
     try:
+        if target.exists():
+            return target
+        ninja = find_ninja()
         (folder / "objects").mkdir(parents=True, exist_ok=True)
         with _turn(folder / "lock"):
             if not target.exists():

@@ -5,6 +5,7 @@ The other names are imported when they are first used, as they need torch.
 
 from typing import TYPE_CHECKING
 
+from twell.workbench.errors import import_for_use
 from twell.workbench.run.store import open_run
 
 if TYPE_CHECKING:
@@ -49,6 +50,4 @@ def __getattr__(name: str) -> object:
     """Import a name of `_LAZY` when it is first used."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_LAZY[name]), name)
+    return getattr(import_for_use(_LAZY[name]), name)

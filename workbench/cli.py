@@ -7,7 +7,6 @@ one module that may reach into any folder. Errors are one sentence and exit code
 
 from __future__ import annotations
 
-import errno
 import importlib
 import importlib.metadata
 import inspect
@@ -26,7 +25,7 @@ import typer
 from twell.workbench import options
 from twell.workbench.ablations.options import AblateOptions, PruneOptions
 from twell.workbench.bench.options import BenchOptions
-from twell.workbench.errors import UserError, escaped, not_installed, print_error, too_long, wrong_line, wrong_value
+from twell.workbench.errors import UserError, escaped, not_installed, print_error, refused, wrong_line, wrong_value
 from twell.workbench.garbage import uncollected
 
 COMMANDS: dict[str, tuple[type, str]] = {
@@ -119,8 +118,7 @@ def command(dataclass: type, target: str) -> Callable[..., None]:
         importlib.import_module("twell.workbench.preflight").refuse(chosen)
         module, function = target.split(":")
         if dataclass in BEGINS and os.environ.get("RANK", "0") == "0":
-            line = BEGINS[dataclass].format(**values | {"text": ", ".join(values.get("text", ()))})
-            print(line.encode("utf-8", "backslashreplace").decode(), flush=True)  # a file's name may be no UTF-8
+            print(BEGINS[dataclass].format(**values | {"text": ", ".join(values.get("text", ()))}), flush=True)
         with uncollected():  # a function of this module imports more, for a model, as it is called
             importlib.import_module("twell.workbench.models.load" if module == __name__ else module)
         getattr(importlib.import_module(module), function)(chosen)
@@ -160,14 +158,15 @@ def capture(chosen: options.CaptureOptions) -> None:
 def ablate(chosen: AblateOptions) -> None:
     """Take things away, and print what the loss says of each condition."""
     from twell.workbench.ablations.command import ablate as measure
+    from twell.workbench.ablations.command import unprinted
 
     try:
         from twell.analysis.ablations import allocation
         from twell.analysis.ablations.by_condition import lines_of
-    except ImportError:  # analysis may not be installed where models run
+    except ImportError as error:  # analysis may not be installed where models run
         if chosen.budget is not None:
-            raise UserError("Expected the extra `dashboard` for --budget, it is not installed: install it.") from None
-        measure(chosen)
+            raise UserError(not_installed(str(error.name))) from None
+        print(unprinted(measure(chosen)))
         return
     studies: list[int] = []
     run = measure(chosen, allocation.allocated, studies.append)
@@ -204,7 +203,7 @@ def text(chosen: options.TextOptions) -> None:
     run = capture(chosen.model, GivenTexts([words]), fired="all", timings=0, **given)
     colored = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for line in shaded_lines(run, chosen.layer, colored):
-        print(line.encode(sys.stdout.encoding or "utf-8", "backslashreplace").decode(sys.stdout.encoding or "utf-8"))
+        print(line)
 
 
 def demo(demo_options: options.DemoOptions) -> None:
@@ -253,6 +252,8 @@ def main() -> None:
     """Run the command line. A UserError is printed as one sentence on standard error, with exit code 2."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # a terminal may lack characters, a file's name be no UTF-8
+        stream.reconfigure(errors="backslashreplace")
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
@@ -264,9 +265,9 @@ def main() -> None:
     except UserError as error:
         _stop(str(error), 2, debug)
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if not (sentence := refused(error)):
             raise
-        _stop(too_long(str(error.filename)), 2, debug)
+        _stop(sentence, 2, debug)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("twell"):
             raise

@@ -33,7 +33,7 @@ def doctor(options: DoctorOptions) -> None:
     table.add_column()
     for name, value in machine_facts():
         table.add_row(name, value)
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
 
 
 def machine_facts() -> list[tuple[str, str]]:

@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,15 @@ NUMBERS = {"int": "a whole number", "float": "a number"}  # by the type that a v
 EXTRAS = {  # of the package, by what they bring
     "capture": ("torch", "transformers", "tokenizers", "safetensors"),
     "dashboard": ("streamlit", "plotly", "ibis", "duckdb", "sqlglot", "scipy"),
+}
+REFUSALS = {  # what to do about what the system refuses a person, by its error
+    errno.EACCES: "choose a place that you may use",
+    errno.EPERM: "choose a place that you may use",
+    errno.EROFS: "choose a place that can be written to",
+    errno.ENOSPC: "free some room, or choose a place that has it",
+    errno.EDQUOT: "free some room, or choose a place that has it",
+    errno.EIO: "check the disk",
+    errno.EMFILE: "allow more open files, as with `ulimit -n 4096`",
 }
 NAME, NAMES = 60, 12  # characters of a quoted name, and how many are quoted
 
@@ -101,12 +112,46 @@ def too_long(name: str) -> str:
     )
 
 
+def no_temporary_folder(error: OSError) -> str:
+    """Return the sentence for temporary files that have no place; "" for any other error."""
+    if "usable temporary directory" not in str(error.strerror):  # what Python's tempfile says
+        return ""
+    return "Expected a folder for temporary files, found none that can be written to: set TMPDIR to one with room."
+
+
+def refused(error: OSError) -> str:
+    """Return the sentence for what the system refuses a person: a name, a place, room; "" for any other error."""
+    if error.errno == errno.ENAMETOOLONG:
+        return too_long(str(error.filename))
+    if sentence := no_temporary_folder(error):
+        return sentence
+    advice = REFUSALS.get(error.errno or 0)
+    place = "files and standard output" if error.filename is None else str(error.filename)
+    return f"Expected to read and write {place}, got {error.strerror}: {advice}." if advice else ""
+
+
 def not_installed(module: str) -> str:
     """Return the sentence for a module that cannot be imported, with what installs it."""
     package = module.partition(".")[0]
     extra = next((extra for extra, brings in EXTRAS.items() if package in brings), None)
     install = package if extra is None else f"'twell-workbench[{extra}]'"
     return f"Expected the package {package}, it is not installed: pip install {install}."
+
+
+def import_for_use(name: str) -> Any:
+    """Import a module of this package; the error about a library that it needs and that is not installed says what
+    installs it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("twell"):
+            raise
+        raise ModuleNotFoundError(not_installed(error.name), name=error.name) from None
+
+
+def lacking(extra: str) -> list[str]:
+    """Return the packages that an extra of the package brings and that are not installed here."""
+    return [package for package in EXTRAS[extra] if find_spec(package) is None]
 
 
 def print_error(message: str) -> None:

@@ -39,8 +39,28 @@ def refuse(options: Any) -> None:
     if check is not None:
         check(options)
         open_sources(getattr(options, "text", ()))
+        refuse_unwritable(options)
     if getattr(options, "device", None) == "cuda" and has_no_gpu():
         raise UserError(NO_GPU)
+
+
+def refuse_unwritable(options: Any) -> None:
+    """Raise UserError where the results could not be written: they come last, after minutes or hours."""
+    folder: Path | None = getattr(options, "out", None)
+    if isinstance(options, VerifyOptions):
+        folder = options.run
+    elif isinstance(options, AblateOptions) and (Path(options.target) / manifests.FILE).exists():
+        folder = Path(options.target)
+    if folder is None:
+        return
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.access(path, os.F_OK))
+    if not os.access(there, os.W_OK):
+        what, instead = (
+            ("--out in a folder", "choose another --out")
+            if folder == getattr(options, "out", None)
+            else ("a run", "copy it to a folder of yours")
+        )
+        raise UserError(f"Expected {what} that can be written to, got {folder}: {instead}.")
 
 
 def has_no_gpu() -> bool:

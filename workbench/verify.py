@@ -61,7 +61,7 @@ def verify(options: VerifyOptions) -> Run:
     sequences = recorded_sequences(run, options.tokens)
     loaded, checkpoint = _model(run, options)
     texts = list(batches(sequences, int(manifest.options.get("batch_tokens", 8192)), special_ids(loaded.tokenizer)))
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     with Batches(console) as progress:
         done = partial(progress.advance, len(texts) * (1 + (1 + ROUNDS) * WAYS))
         outputs = parity(loaded, checkpoint, texts, done)

@@ -58,7 +58,7 @@ def _folder_of_runs(path: Path) -> UserError | None:
 
 def _check_run(run: Run) -> list[str]:
     """Check one run and print what was found."""
-    parts, console = run.manifest.parts, Console()
+    parts, console = run.manifest.parts, Console(markup=False)
     faults: dict[str, list[str]] = {}  # by table
     bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*bars, console=console, transient=True, disable=not console.is_terminal) as progress:

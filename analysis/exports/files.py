@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, no_temporary_folder
 
 
 @contextmanager
@@ -35,6 +35,8 @@ def replacing(path: Path, ending: str = ".tmp") -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
+        if sentence := no_temporary_folder(error):  # of DuckDB's, not of this file
+            raise UserError(sentence) from None
         raise UserError(
             f"Expected to write {path}, got {error.strerror or error}: choose a place that can be written to."
         ) from None

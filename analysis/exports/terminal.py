@@ -7,7 +7,6 @@ written out.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -106,8 +105,7 @@ def tokens(options: TokensOptions) -> None:
     for line in token_lines(
         open_run(options.run, options.without_damaged), options.words, options.rows, options.min_count
     ):
-        encoding = sys.stdout.encoding or "utf-8"
-        print(line.encode(encoding, "backslashreplace").decode(encoding))
+        print(line)
 
 
 def token_lines(run: Run, words: bool = False, rows: int = 12, min_count: int = 20) -> Iterator[str]:

@@ -53,7 +53,7 @@ from twell.workbench.run.store import Run, open_run
 from twell.workbench.run.summary_only import copy_without_activity
 
 ROW_GROUP = 2**20  # rows: a column of one group is read without a copy
-PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}  # paths as they are
+PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True}  # paths as they are
 
 
 def summarize(options: SummarizeOptions) -> list[Run]:
@@ -65,7 +65,7 @@ def summarize(options: SummarizeOptions) -> list[Run]:
     if options.summary_only is not None and len(options.runs) != 1:
         raise UserError(f"Expected one run with --summary-only, got {len(options.runs)}: copy them one by one.")
     runs = [open_run(path, options.without_damaged) for path in options.runs]
-    console = Console()
+    console = Console(markup=False)
     for run in runs:
         with _progress(console, run) as tick:
             ensure(run, tick, options.engine)

@@ -6,11 +6,13 @@ is kept in a file of the user's cache folder, so it does not come back; nothing 
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 import streamlit as st
+
+from twell.workbench.errors import UserError
+from twell.workbench.run.homes.cache_home import cache_home
 
 STEP, ENDED = "tour-step", "tour-ended"  # keys of the session
 STEPS = (  # the part of the bar, by its class, and what is said of it
@@ -42,7 +44,14 @@ STEPS = (  # the part of the bar, by its class, and what is said of it
 
 def marker() -> Path:
     """Return the file that says that the tour has been seen."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twell" / "tour-seen"
+    return cache_home() / "tour-seen"
+
+
+def _was_seen() -> bool:
+    """Return whether the tour was seen; false where a home that is missing or not to be read cannot tell."""
+    with suppress(OSError, UserError):
+        return marker().exists()
+    return False
 
 
 def draw_tour(is_front: bool) -> None:
@@ -52,7 +61,7 @@ def draw_tour(is_front: bool) -> None:
     """
     if st.session_state.get(ENDED) or not (is_front or STEP in st.session_state):
         return
-    if STEP not in st.session_state and marker().exists():
+    if STEP not in st.session_state and _was_seen():
         st.session_state[ENDED] = True
         return
     step = st.session_state.setdefault(STEP, 0)
@@ -72,6 +81,6 @@ def _go_on() -> None:
 
 def _leave() -> None:
     st.session_state[ENDED] = True
-    with suppress(OSError):  # a home that cannot be written to sees it in the next session again
+    with suppress(OSError, UserError):  # a home that cannot be written to sees it in the next session again
         marker().parent.mkdir(parents=True, exist_ok=True)
         marker().touch()

@@ -165,3 +165,26 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(BuildError, match=r"expected to write to its cache folder, got: .*; set XDG_CACHE_HOME"):
         build.build(library(tmp_path, GOOD, "-DFIRST=1"))
+
+
+def test_a_user_without_a_home_is_told_where_to_keep_kernels(tmp_path, monkeypatch) -> None:
+    """As in a container that runs under a number: `Path.home` finds none."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(build.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    reason = build.failure(library(tmp_path, GOOD, "-DHOMELESS=1"))
+    assert reason == "expected a home folder to keep compiled kernels in, found none; set XDG_CACHE_HOME"
+
+
+def test_a_cache_that_cannot_be_looked_into_is_named(tmp_path, monkeypatch) -> None:
+    """As with the HOME of another user, kept by sudo."""
+    exists = Path.exists
+
+    def refuse(path: Path) -> bool:
+        if path.suffix == ".so":
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    one = library(tmp_path, GOOD, "-DREFUSED=1")
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(BuildError, match=r"expected to write to its cache folder, got: .*; set XDG_CACHE_HOME"):
+        build.build(one)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
 import shlex
@@ -115,6 +117,23 @@ def test_options_reach_the_function_as_the_dataclass(monkeypatch: pytest.MonkeyP
     [
         (UserError("Expected this, got that: do so."), 2, "twell: Expected this, got that: do so.\n"),
         (KeyboardInterrupt(), 130, "twell: Stopped.\n"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "a/b"),
+            2,
+            "twell: Expected to read and write a/b, got Permission denied: choose a place that you may use.\n",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            2,
+            "twell: Expected to read and write files and standard output, got No space left on device: free some "
+            "room, or choose a place that has it.\n",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            2,
+            "twell: Expected a folder for temporary files, found none that can be written to: set TMPDIR to one with "
+            "room.\n",
+        ),
     ],
 )
 def test_errors_are_one_sentence(
@@ -129,6 +148,24 @@ def test_errors_are_one_sentence(
         cli.main()
     assert stopped.value.code == code
     assert capsys.readouterr().err == message
+
+
+def test_a_file_of_its_own_that_is_gone_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "cli", lambda **_: Path("/no/such/file").read_text())
+    monkeypatch.setattr(sys, "argv", ["twell", "capture"])
+    with pytest.raises(FileNotFoundError):
+        cli.main()
+
+
+def test_what_a_terminal_cannot_show_is_spelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters that its encoding lacks, and the bytes of a file's name that is no UTF-8."""
+    terminal = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "argv", ["twell", "doctor"])
+    monkeypatch.setattr(cli, "cli", lambda **_: print("2 ×", os.fsdecode(b"\xff")))
+    cli.main()
+    terminal.seek(0)
+    assert terminal.read() == "2 \\xd7 \\udcff\n"
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

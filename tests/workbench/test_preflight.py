@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 from support.captures import run_capture
 
 from twell.workbench import preflight
+from twell.workbench.ablations.options import AblateOptions, PruneOptions
+from twell.workbench.errors import UserError
+from twell.workbench.options import TrainOptions, VerifyOptions
 from twell.workbench.preflight import has_no_gpu
 
 PROGRAM = """
@@ -70,6 +74,30 @@ def test_wrong_options_are_refused_without_torch(tiny: Path, tmp_path: Path, tex
     assert len(shown) == len(cases) and result.stdout == ""
     for line, (arguments, message) in zip(shown, cases, strict=True):
         assert line.startswith("twell: Expected ") and message in line, arguments
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests' user may be one who may write anywhere, so the system's answer is made."""
+    (run := tmp_path / "locked" / "run").mkdir(parents=True)
+    (run / "run.json").touch()
+    access, locked = os.access, run.parent
+    monkeypatch.setattr(os, "access", lambda path, mode: access(path, mode) and (mode == os.F_OK or path == tmp_path))
+    out = "Expected --out in a folder that can be written to, got .*: choose another --out"
+    own = "Expected a run that can be written to, got .*: copy it to a folder of yours"
+    for options, message in (
+        (PruneOptions(model="m", run=run, out=locked / "new" / "smaller"), out),
+        (TrainOptions(config="demo", text=("t",), out=locked), out),
+        (VerifyOptions(run=run), own),
+        (AblateOptions(target=str(run)), own),
+    ):
+        with pytest.raises(UserError, match=message):
+            preflight.refuse_unwritable(options)
+    preflight.refuse_unwritable(PruneOptions(model="m", run=run, out=tmp_path / "new"))
+    monkeypatch.setitem(preflight.CHECKS, PruneOptions, lambda _: None)
+    with pytest.raises(UserError, match=out):
+        preflight.refuse(PruneOptions(model="m", run=run, out=locked / "new"))
 
 
 @pytest.mark.parametrize(

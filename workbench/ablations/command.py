@@ -92,7 +92,7 @@ def measure(
         options.batch_tokens or BATCH_TOKENS[own.device.type],
         options.seed,
     )
-    console = Console(highlight=False, soft_wrap=True, quiet=quiet)
+    console = Console(highlight=False, soft_wrap=True, markup=False, quiet=quiet)
     if options.neurons:
         study = replace(
             study, conditions=[*study.conditions, *_single_neurons(run, own, study, options.neurons, console)]
@@ -107,6 +107,14 @@ def measure(
         run, number = run_study(run, own, study, lambda _, total: bar.advance(total))
     measured(number)
     return run if budget is None else note_budget(run, number, budget)
+
+
+def unprinted(run: Run) -> str:
+    """Return the line on a study's effects where the analysis that prints them is not installed."""
+    return (
+        f"{run.path}: recorded, in its table effects. To see it here, or where you copy the run to: pip install "
+        "'twell-workbench[dashboard]', then page What matters of `twell app`, or `effects` of twell.analysis."
+    )
 
 
 def _single_neurons(run: Run, own: OwnModel, study: Study, count: int, console: Console) -> list[Condition]:

@@ -132,7 +132,7 @@ def command(options: PruneOptions, interval: Interval | None = None) -> Pruned:
     sequences = recorded_sequences(run, options.tokens or EVERYTHING, spread=options.tokens is not None)
     size = BATCH_TOKENS[own.device.type]
     cut = list(batches(sequences, size, []))
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"Reading {sum(len(one.ids) for one in sequences):,} tokens with {own.name} …")
     fires, tokens = nonzero_counts(own, cut)
     needed = (fires > 0) & (fires >= options.least * tokens)

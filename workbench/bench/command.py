@@ -69,7 +69,7 @@ def bench(options: BenchOptions) -> list[dict[str, Any]]:
     title = f"{common['name']}, {about['d_model']} × {about['d_ff']}, {dtype}, on {name}; medians of turns side by side"
     rows: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
-    with Screen(title, len(listed), device.type == "cuda", Console()) as screen:
+    with Screen(title, len(listed), device.type == "cuda", Console(markup=False)) as screen:
         for case in listed:
             screen.begin(case)
             gauged = gauge if options.energy else None
@@ -90,7 +90,7 @@ def _bench_training(
     options: BenchOptions, listed: list[Case], about: dict[str, Any], sheet: Sheet
 ) -> list[dict[str, Any]]:
     """Run the cases as training steps, print them, write them, and return their rows."""
-    console, rows = Console(), []
+    console, rows = Console(markup=False), []
     console.print(f"A step of forward and backward on {about['device']}, {about['dtype']}; medians of turns.")
     for case in listed:
         case_rows = run_training_case(case, options.compile, options.seconds, about, console)

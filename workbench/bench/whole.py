@@ -72,7 +72,7 @@ def bench_whole(options: BenchOptions, sheet: Sheet) -> list[dict[str, Any]]:
         raise UserError(f"Expected a GPU that reports its power for --energy, got {name}: leave --energy out.")
     ffn = "plain" if loaded.ffns[0].w_up is None else "gated"
     about = {"d_model": loaded.d_model, "d_ff": loaded.d_ff, "dtype": loaded.dtype, "device": name, "commit": commit()}
-    sides, console, rows = Sides(loaded), Console(), []
+    sides, console, rows = Sides(loaded), Console(markup=False), []
     model = f"{loaded.name}{filled_up(loaded)}, {loaded.layers} layers, {loaded.dtype}"
     console.print(f"{model}, on {name}; medians of turns side by side")
     torch.compiler.reset()  # else it would give up after several shapes

@@ -123,7 +123,7 @@ def record(
             if resume_point.sequences:  # other text is refused while the run is as it was
                 batches = chain([first] if (first := next(batches, None)) is not None else [], batches)
         writer = RunWriter(options.out, manifest, resume=resume_point is not None, share=ranks)
-        console = Console(highlight=False, soft_wrap=True, quiet=quiet or ranks.rank > 0)
+        console = Console(highlight=False, soft_wrap=True, markup=False, quiet=quiet or ranks.rank > 0)
         console.print(plan(loaded, options, total, note))
         return _record(Recorder(loaded, writer, options), ranks, sources, stream, batches, total, console)
 

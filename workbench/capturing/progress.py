@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 
 from twell.workbench.capturing.prefetch import prompt_length
 from twell.workbench.doctor import device_name, why
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, lacking
 from twell.workbench.models.load import LoadedModel
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.manifest import COMPLETE, spelled
@@ -143,13 +143,16 @@ def outcome(run: Run, nnz_mean: float | None, counted: int) -> str:
 
 
 def next_commands(run: Run) -> str:
-    """Return a line for each command that goes on from a run, quoted to be pasted, with what it is for."""
+    """Return a line for each command that goes on from a run here, quoted to be pasted, with what it is for."""
     above, path, page = (shlex.quote(str(word)) for word in (run.path.parent, run.path, f"{run.name}.html"))
-    commands = (
+    commands: tuple[tuple[str, str], ...] = (
         (f"twell app {above}", "look at it in the dashboard"),
         (f"twell verify {path}", "compare outputs and counts with the dense model"),
         (f"twell export {path} --out {page}", "take it along: a page, tables, a notebook"),
     )
+    if lacking("dashboard"):  # the other two need it
+        there = f"here, or where you copy {path} to: for `twell app`, which shows it, and `twell export`"
+        commands = (commands[1], ("pip install 'twell-workbench[dashboard]'", there))
     return "\n".join(f"  {command:<48} {purpose}" for command, purpose in commands)
 
 

@@ -12,11 +12,10 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twell.workbench.errors import Missing, UserError, path_of, usable, utf8
+from twell.workbench.errors import Missing, UserError, import_for_use, path_of, usable, utf8
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.checks import left_out, queries
 from twell.workbench.run.homes.summary_home import summary_home
@@ -47,9 +46,12 @@ class Run:
             f"tables {tables}){self.left_out and f'. {self.left_out}'}"
         )
 
-    def _repr_html_(self) -> str:
-        """Return a card for a notebook."""
-        return str(_notebook().card(self))
+    def _repr_html_(self) -> str | None:
+        """Return a card for a notebook, which shows `repr` for None: where the analysis that fills it cannot run."""
+        try:
+            return str(_notebook().card(self))
+        except ModuleNotFoundError:
+            return None
 
     def text(self, sequence: int = 0, layer: int | None = None) -> Any:
         """Return a sequence that a notebook shows shaded by nnz, in all layers or one; `str()` of it is its text."""
@@ -236,7 +238,7 @@ class Run:
 
 def _notebook() -> Any:
     """Return the analysis' module for notebooks, imported by name when it is needed, as it imports this one."""
-    return import_module("twell.analysis.exports.notebook")
+    return import_for_use("twell.analysis.exports.notebook")
 
 
 def open_run(path: str | Path, without_damaged: bool = False) -> Run:

@@ -54,7 +54,7 @@ class TrainingFolder:
 
     def __init__(self, out: Path, writes: bool = True) -> None:
         self.out, self.work, self.writes = Path(out), Path(out) / "work", writes
-        self.console = Console(quiet=not writes)
+        self.console = Console(quiet=not writes, markup=False)
         self._log: TrainingLog | None = None
         self._kept = 0  # steps that the checkpoint has
         self._lock: Callable[[], object] | None = None

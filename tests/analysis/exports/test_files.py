@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from twell.analysis.exports.command import export
-from twell.analysis.exports.files import write_table
+from twell.analysis.exports.files import replacing, write_table
+from twell.workbench.errors import UserError
 from twell.workbench.options import ExportOptions
 
 
@@ -38,3 +39,12 @@ def test_what_is_not_finite_is_spelt_as_python_reads_it(tmp_path: Path, type: pa
     read = [json.loads(text) for text in pd.read_csv(tmp_path / "a.csv")["a"]]
     for got, row in zip(read, rows, strict=True):
         np.testing.assert_allclose(got, row, rtol=1e-6)
+
+
+def test_a_place_for_temporary_files_is_not_that_of_the_export(tmp_path: Path) -> None:
+    """What DuckDB needs while a document is written is no fault of its path."""
+    path = tmp_path / "a.html"
+    with pytest.raises(UserError, match=r"a folder for temporary files, .* set TMPDIR"), replacing(path):
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+    with pytest.raises(UserError, match=r"Expected to write .*a\.html, got No space left"), replacing(path):
+        raise OSError(28, "No space left on device")

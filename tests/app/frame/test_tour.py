@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from twell.app.frame import tour
+from twell.workbench.errors import UserError
 
 Show = Callable[..., AppTest]
 
@@ -40,6 +41,18 @@ def test_a_folder_that_cannot_be_written_to_stops_nobody(
     (tmp_path / "file").touch()
     monkeypatch.setattr(tour, "marker", lambda: tmp_path / "file" / "seen")
     test = show(runs, run="summary")
+    test.button(key="tour-leave").click().run()
+    assert not test.exception
+    assert " of 5 ·" not in text_of(test)
+
+
+@pytest.mark.parametrize("error", [PermissionError("denied"), UserError("no home")])
+def test_a_home_that_is_missing_or_not_to_be_read_stops_nobody(
+    error: Exception, show: Show, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tour, "marker", lambda: (_ for _ in ()).throw(error))
+    test = show(runs, run="summary")
+    assert "1 of 5" in text_of(test)
     test.button(key="tour-leave").click().run()
     assert not test.exception
     assert " of 5 ·" not in text_of(test)

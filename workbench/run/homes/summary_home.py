@@ -15,6 +15,7 @@ from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 
+from twell.workbench.run.homes.cache_home import cache_home
 from twell.workbench.run.schema import SUMMARIES
 
 BUILT = "built.json"  # beside summaries: what they were built from
@@ -38,8 +39,7 @@ def summary_home(run: Path, summary_only: bool) -> Path:
 
 
 def _in_cache(run: Path) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twell" / "summaries"
-    return cache / f"{run.name}-{sha256(os.path.realpath(run).encode()).hexdigest()[:12]}"
+    return cache_home() / "summaries" / f"{run.name}-{sha256(os.path.realpath(run).encode()).hexdigest()[:12]}"
 
 
 def _is_writable(run: Path) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from twell.workbench.errors import UserError
 from twell.workbench.run.homes import summary_home as module
 from twell.workbench.run.homes.summary_home import summary_home
 from twell.workbench.run.schema import SUMMARIES
@@ -62,3 +63,10 @@ def test_summaries_of_this_revision_stay_and_of_any_other_are_built_elsewhere(lo
         assert summary_home(locked, summary_only=False) != locked, stored
     build(locked, {"revision": SUMMARIES.revision})
     assert summary_home(locked, summary_only=False) == locked
+
+
+def test_a_user_without_a_home_is_told_what_to_set(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.raises(UserError, match="Expected a home folder to keep a cache in, found none: set XDG_CACHE_HOME"):
+        summary_home(locked, summary_only=False)
