@@ -17,6 +17,7 @@ import typing
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -252,8 +253,9 @@ def main() -> None:
     """Run the command line. A UserError is printed as one sentence on standard error, with exit code 2."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # a terminal may lack characters, a file's name be no UTF-8
-        stream.reconfigure(errors="backslashreplace")
+    for stream in sys.stdout, sys.stderr:
+        if isinstance(stream, TextIOWrapper):  # a terminal may lack characters, a file's name be no UTF-8
+            stream.reconfigure(errors="backslashreplace")
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
