@@ -21,6 +21,8 @@ from twell.app.ui.url_state import link
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
+MOST_WORDS = 40  # bars of the picture of words
+
 
 @dataclass(frozen=True)
 class Highlight:
@@ -138,6 +140,12 @@ def _surprisal(run: Run) -> str:
             f"Where the next token is harder to predict, a token fires {verdict}: rank correlation "
             f"{fixed(strongest['spearman'])} {told}."
         )
+    if rest == len(frame):
+        return (
+            "Whether a token fires more neurons where the next token is harder to predict cannot be told for sure in "
+            f"any layer: rank correlations from {fixed(frame['spearman'].min())} to {fixed(frame['spearman'].max())} "
+            f"(n = {whole(strongest['n'])})."
+        )
     return (
         f"Where the next token is harder to predict, a token fires more neurons in {more} of "
         f"{plural(len(frame), 'layer')}, fewer in {fewer}{neither}: rank correlations from "
@@ -235,9 +243,11 @@ def _bars(page: str, bars: list[tuple[str, float]], name: str) -> str:
 
 
 def _picture_of_tokens(run: Run) -> str:
-    rows = _ranked_words(run).head(40).to_dict("records")
+    frame = _ranked_words(run)
+    rows = frame.head(MOST_WORDS).to_dict("records")
     bars = [(f"{visible(row['word'])}: {number(row['mean'])}", row["mean"]) for row in rows]
-    return _bars("tokens", bars, "neurons fired, 40 most active words")
+    which = f"{MOST_WORDS} most active words" if len(frame) > MOST_WORDS else f"each of {plural(len(frame), 'word')}"
+    return _bars("tokens", bars, f"neurons fired, {which}")
 
 
 def _picture_of_layers(run: Run) -> str:
