@@ -57,11 +57,13 @@ def _tokens(run: Run) -> str:
             for row in rows.to_dict("records")
         )
 
+    several = run.layers > 1
     return (
         f"Of {plural(len(frame), 'word')} that occur at least {MIN_COUNT} times, these fire the most neurons in a "
         f"layer: {links(frame.head(3))}. These fire the fewest: {links(frame.tail(3)[::-1])}. In brackets: the mean "
-        "over all layers and all places where the word occurs. Ranked by single token, by single place, or with every "
-        "layer counting alike, others come first."
+        f"over {'all layers and ' * several}all places where the word occurs. Ranked by single token"
+        f"{', by single place, or with every layer counting alike' if several else ' or by single place'}, others come "
+        "first."
     )
 
 

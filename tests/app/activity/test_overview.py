@@ -80,6 +80,7 @@ def test_a_capture_without_timings_quotes_the_bench(show: Show, made: ModuleType
     assert number and f"<dt>FFN speedup</dt><dd><b>{number[1]}</b><span>by twell bench, {number[2]}; not" in html
     (box,) = show(tmp_path, "kernels", run="benched").info
     assert "timed in the capture" in box.value, "what the bench timed stands above it"
+    assert "Choose Measure now above" in box.value, "which costs no other capture"
 
 
 def test_what_is_worth_a_look_has_a_picture_of_its_numbers(show: Show, runs: Path, made_run: Run) -> None:
@@ -109,6 +110,15 @@ def test_the_picture_of_words_says_how_many_it_has(show: Show, made: ModuleType,
     assert 6 <= words < 40 and f"neurons fired, each of {words} words" in html
     assert len(by_word(made.make(tmp_path / "large", layers=2, sequences=200), min_count=20)) > 40
     assert "neurons fired, 40 most active words" in markup(show(tmp_path, run="large"))
+
+
+def test_the_words_of_a_model_of_one_layer_are_not_ranked_over_layers(
+    show: Show, made: ModuleType, runs: Path, tmp_path: Path
+) -> None:
+    made.make(tmp_path / "one", layers=1, sequences=40)
+    said = "In brackets: the mean over all places where the word occurs. Ranked by single token or by single place, oth"
+    assert said in markup(show(tmp_path, run="one"))
+    assert "the mean over all layers and all places" in markup(show(runs, run="made"))
 
 
 def test_positions_at_which_nothing_fires_leave_the_other_shades_apart(made_run: Run) -> None:
