@@ -84,6 +84,7 @@ def typeset(text: str) -> str:
     text = re.sub(r"(?<![\w.-])(-?\d(?:\.\d+)?)e([+-]\d\d+)(?!\w)", _as_power, text)
     text = re.sub(r"(?<![\w.,-])-(?=\d)", "−", text)
     text = re.sub(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?!,?\d)", lambda match: match[0].replace(",", SPACE), text)
+    text = re.sub(r"(?<=\d) (?=[mµ]s\b)", SPACE, text)  # a line does not end between a time and its unit
     return text.replace(" %", f"{SPACE}%")
 
 
@@ -117,7 +118,7 @@ def percent(share: float | None) -> str:
     decimal_count = 0 if distance >= 0.1 else 1 if distance >= 0.01 else 2 if distance >= 0.001 else 3
     if distance < SMALL:
         decimal_count = -2 - _power(distance, 1)
-    return f"{share * 100:.{decimal_count}f}{SPACE}%"
+    return f"{share * 100:.{decimal_count}f}{SPACE}%".replace("-", "−")
 
 
 def rare(share: float) -> str:

@@ -122,7 +122,8 @@ def _add_map(figure: go.Figure, blocks: pd.DataFrame, labelled: bool, column: in
         for name, start in zip(starts, ends.index, strict=True)
     ]
     values = table.to_numpy(float)
-    shades = np.log10(np.maximum(values, 1e-3))
+    least = np.nanmin(values, where=values > 0, initial=np.nanmax(values))  # zeros, without a logarithm, are as pale
+    shades = np.log10(np.maximum(values, max(least, 1e-3)))
     low, high = float(np.nanmin(shades)), float(np.nanmax(shades))
     figure.add_heatmap(
         z=shades,

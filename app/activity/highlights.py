@@ -21,6 +21,8 @@ from twell.app.ui.url_state import link
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
+MOST_WORDS = 40  # bars of the picture of words
+
 
 @dataclass(frozen=True)
 class Highlight:
@@ -55,11 +57,13 @@ def _tokens(run: Run) -> str:
             for row in rows.to_dict("records")
         )
 
+    several = run.layers > 1
     return (
         f"Of {plural(len(frame), 'word')} that occur at least {MIN_COUNT} times, these fire the most neurons in a "
         f"layer: {links(frame.head(3))}. These fire the fewest: {links(frame.tail(3)[::-1])}. In brackets: the mean "
-        "over all layers and all places where the word occurs. Ranked by single token, by single place, or with every "
-        "layer counting alike, others come first."
+        f"over {'all layers and ' * several}all places where the word occurs. Ranked by single token"
+        f"{', by single place, or with every layer counting alike' if several else ' or by single place'}, others come "
+        "first."
     )
 
 
@@ -137,6 +141,12 @@ def _surprisal(run: Run) -> str:
         return (
             f"Where the next token is harder to predict, a token fires {verdict}: rank correlation "
             f"{fixed(strongest['spearman'])} {told}."
+        )
+    if rest == len(frame):
+        return (
+            "Whether a token fires more neurons where the next token is harder to predict cannot be told for sure in "
+            f"any layer: rank correlations from {fixed(frame['spearman'].min())} to {fixed(frame['spearman'].max())} "
+            f"(n = {whole(strongest['n'])})."
         )
     return (
         f"Where the next token is harder to predict, a token fires more neurons in {more} of "
@@ -235,9 +245,11 @@ def _bars(page: str, bars: list[tuple[str, float]], name: str) -> str:
 
 
 def _picture_of_tokens(run: Run) -> str:
-    rows = _ranked_words(run).head(40).to_dict("records")
+    frame = _ranked_words(run)
+    rows = frame.head(MOST_WORDS).to_dict("records")
     bars = [(f"{visible(row['word'])}: {number(row['mean'])}", row["mean"]) for row in rows]
-    return _bars("tokens", bars, "neurons fired, 40 most active words")
+    which = f"{MOST_WORDS} most active words" if len(frame) > MOST_WORDS else f"each of {plural(len(frame), 'word')}"
+    return _bars("tokens", bars, f"neurons fired, {which}")
 
 
 def _picture_of_layers(run: Run) -> str:

@@ -27,7 +27,6 @@ from twell.app.ui.formatting import (
     SPACE,
     dead_limit,
     layer_width,
-    message_markdown,
     number,
     pass_spread,
     percent,
@@ -48,7 +47,7 @@ def draw_headline(run: Run) -> None:
     numbers = fetch(run, analysis.overview)
     tokens = numbers["tokens"]
     if tokens is None:
-        st.info(message_markdown(numbers["missing"]["tokens"]))
+        widgets.show_missing(numbers["missing"]["tokens"])
         return
     st.html(f'<p class="tw-lead">{html.escape(typeset(introduction(run, numbers)))} {own_text_link(run)}</p>')
     made = ", those of generated tokens among them" if run.manifest.options.get("generate") else ""  # which are easier

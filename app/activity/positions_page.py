@@ -28,8 +28,8 @@ QUESTIONS = (
         Query(analysis.reuse),
         plots.lags,
         "Of the neurons that a token fires, the share that the token so many places back fired as well. Dotted: with a "
-        "token of another sequence, what chance gives. How far a line stands above its dotted one says what the "
-        "sequence itself repeats.",
+        "token of another sequence, what chance gives. Blue: first layers; amber: last. How far a line stands above "
+        "its dotted one says what the sequence itself repeats.",
         reads_firings=True,
     ),
     Question(
@@ -37,8 +37,8 @@ QUESTIONS = (
         Query(analysis.reuse_cache),
         plots.cache,
         "A cache holds the neurons that the last tokens fired, one to many of them from left to right. Drawn is the "
-        "share of the next token's firings that it serves against its mean size. A steep line says that the weights of"
-        " few neurons must be near, and the rest may stay in slower memory.",
+        "share of the next token's firings that it serves against its mean size. Blue: first layers; amber: last. "
+        "A steep line says that the weights of few neurons must be near, and the rest may stay in slower memory.",
         reads_firings=True,
     ),
 )

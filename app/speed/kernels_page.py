@@ -249,10 +249,10 @@ def draw_timings(run: Run) -> None:
     if not run.has("timings"):
         if run.counts_above_threshold:
             raise Missing(f"No layer has been timed: {UNTIMED}.")
-        when = " yet" if run.manifest.status == "recording" else ""
+        when, how = (" yet", "") if run.manifest.status == "recording" else ("", "Choose Measure now above, or: ")
         raise Missing(
-            f"No layer has been timed in the capture{when}. Capture with --timings above 0 to time each layer's FFN "
-            "every few batches, dense and sparse on the same input."
+            f"No layer has been timed in the capture{when}. {how}Capture with --timings above 0 to time each layer's "
+            "FFN every few batches, dense and sparse on the same input."
         )
     result = query(run, analysis.speedup)
     if not result.frame.attrs["comparable"]:

@@ -279,13 +279,13 @@ def draw_page(run: Run) -> None:
 
 
 def link_to_text(run: Run) -> None:
-    """Draw a link to a run that keeps its text, of a model of the same shape if there is one; nothing without any."""
+    """Draw a link to a run that keeps its text, the longest of a model of the same shape if there is one."""
 
     def shape(one: Run) -> tuple[object, ...]:
         return one.layers, one.d_ff, one.manifest.model.get("d_model"), one.manifest.tokenizer.get("vocab_size")
 
     texts = {n: one for n, one in find_runs().runs.items() if one.has("activity") and one.has("sequences")}
-    name = next((name for name, one in texts.items() if shape(one) == shape(run)), next(iter(texts), ""))
+    name = max(texts, key=lambda n: (shape(texts[n]) == shape(run), texts[n].manifest.tokens), default="")
     if name:
         model = "a model of the same shape" if shape(texts[name]) == shape(run) else "another model"
         widgets.page_link("text", f"{texts[name].name}, a run of {model}, keeps its text →", run=name)

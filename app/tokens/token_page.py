@@ -20,7 +20,7 @@ from twell.app.tokens.token_neurons import neurons_of
 from twell.app.tokens.token_rows import draw_its_neurons, draw_neurons, say_mostly_layer, titled_row
 from twell.app.tokens.word_view import draw_word
 from twell.app.ui import widgets
-from twell.app.ui.formatting import fixed, layer_width, number, plural, running, visible, whole, with_intervals
+from twell.app.ui.formatting import fixed, layer_width, nats, number, plural, running, visible, whole, with_intervals
 from twell.app.ui.query import fetch, query
 from twell.app.ui.questions import noted, say_left_out
 from twell.app.ui.url_state import current_run, parameter, run_name, whole_number
@@ -48,8 +48,8 @@ def draw_numbers(run: Run, row: pd.Series) -> None:
             ("z", z, f"mean over layers; {error}"),
             ("nnz per layer", mean, f"of {layer_width(run)} neurons; {error}"),
             ("Count", whole(row["count"]), f"in {plural(row['sequences'], 'sequence')}"),
-            ("Surprisal", widgets.nats(row["surprisal_mean"]), "loss of this token, predicted from those before it"),
-            ("Next loss", widgets.nats(row["loss_mean"]), "loss of the next token, predicted here"),
+            ("Surprisal", nats(row["surprisal_mean"]), "loss of this token, predicted from those before it"),
+            ("Next loss", nats(row["loss_mean"]), "loss of the next token, predicted here"),
         )
     )
 

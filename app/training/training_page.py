@@ -20,7 +20,7 @@ from twell.analysis.figures.training import (
 from twell.analysis.memo import built_once
 from twell.analysis.training import SPARSE_SHARE, reached
 from twell.app.ui import widgets
-from twell.app.ui.formatting import number, percent, plural, times, whole
+from twell.app.ui.formatting import nats, number, percent, plural, times, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run
 from twell.workbench.errors import Missing
@@ -43,7 +43,7 @@ def headline(run: Run) -> None:
             ("Steps", whole(last["step"]), f"{of_steps}; {plural(int(last['tokens']), 'token')}"),
             (
                 "Held-out loss",
-                widgets.nats(heldout.iloc[-1]) if len(heldout) else "–",
+                nats(heldout.iloc[-1]) if len(heldout) else "–",
                 f"training loss {number(last['loss'])} nats{_original(steps)}",
             ),
             (

@@ -47,6 +47,7 @@ __all__ = [
     "layer_width",
     "marked_up",
     "matching",
+    "nats",
     "number",
     "pass_spread",
     "percent",
@@ -92,6 +93,12 @@ def with_intervals(ends: pd.Series, more: str = "") -> str:
     if ends.notna().any():
         return f"with 95 % intervals{more}"
     return "without intervals, which take several documents of like length"
+
+
+def nats(value: float) -> str:
+    """Return a loss with its unit, or a dash if there is none."""
+    text = number(value)
+    return text if text == "–" else f"{text} nats"
 
 
 def matching(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:

@@ -79,6 +79,8 @@ def noted(title: str, lacking: dict[str, list[str]]) -> Iterator[None]:
 
 def say_left_out(run: Run, lacking: dict[str, list[str]]) -> None:
     """Draw one line that names the parts which the run cannot draw; nothing where there are none."""
+    for reason in filter(widgets.damage_in, lacking):
+        widgets.show_missing(reason)
     if lacking:
         widgets.note(marked_up(left_out(run, lacking)))
 
@@ -91,7 +93,10 @@ def left_out(run: Run, lacking: dict[str, list[str]]) -> str:
     if run.manifest.summary_only:
         titles = [title for several in lacking.values() for title in several]
         return f"Left out, as this summary of a run does not keep what they need: {_listed(titles)}."
-    return " ".join(f"Left out: {_listed(titles)}. {reason}" for reason, titles in lacking.items())
+    by_reason: dict[str, list[str]] = {}
+    for reason, titles in lacking.items():  # a damaged file is told of above, once for all that it leaves out
+        by_reason.setdefault("" if widgets.damage_in(reason) else reason, []).extend(titles)
+    return " ".join(f"Left out: {_listed(titles)}. {reason}" for reason, titles in by_reason.items()).rstrip()
 
 
 def _listed(titles: Sequence[str]) -> str:

@@ -63,10 +63,12 @@ CSS = """<style>
 .stMain { scroll-padding-top: 5.5rem; }
 [data-testid="stLayoutWrapper"]:has(> .st-key-bar) { position: sticky; top: 0; z-index: 90;
   width: calc(100% + 3rem) !important; max-width: none; margin: -.8rem -1.5rem 0; padding: .35rem 1.5rem;
-  background: light-dark(#ffffff, #101418);
-  border-bottom: 1px solid rgba(139,149,161,.22); }
+  /* its ground and its line go on to both edges of a window that is wider than the page; they widen nothing */
+  border-image: linear-gradient(light-dark(#ffffff, #101418) calc(100% - 1px), light-dark(#e1e5ea, #2c343d) 0)
+    fill 0 / 0 / 0 100vw; }
 .st-key-bar { padding-right: 2.4rem; row-gap: .35rem !important; }
 .st-key-bar .st-key-search-now, .st-key-bar [data-testid="InputInstructions"] { display: none; }
+.st-key-bar input { text-overflow: ellipsis; }
 .st-key-nav, .st-key-nav .stHorizontalBlock { flex-wrap: nowrap !important; gap: 0 !important; }
 .tw-group { font-size: .75rem; line-height: 1.1; padding: 0 .55rem; opacity: .72; white-space: nowrap; }
 .st-key-nav .stHtml { margin: 0; }
@@ -89,13 +91,22 @@ CSS = """<style>
   .tw-group { padding: 0 .4rem; letter-spacing: -.01em; }
   .st-key-bar > :is(.stElementContainer, :has(> .stForm)) { flex: 1 1 8rem !important; min-width: 0; }
 }
+@media (min-width: 641px) and (max-width: 799px) { /* as on a tablet, or on a laptop at 200 %: all links in sight */
+  .stApp .st-key-nav [data-testid="stPageLink"] a { padding-inline: .2rem; }
+  .st-key-nav [class*="st-key-group-"] { padding: 0 .22rem; }
+  .tw-group { padding: 0 .2rem; }
+}
 .st-key-nav [data-testid="stPageLink"] a { padding: .2rem .55rem; min-height: 0; }
 .st-key-nav [data-testid="stPageLink"] a p { white-space: nowrap; }
 /* groups are as wide as their links, also where the bar is narrower */
 .st-key-nav :is([class*="st-key-group-"], .stElementContainer, .stHorizontalBlock, [data-testid="stLayoutWrapper"]) {
   flex-shrink: 0 !important; max-width: none !important; }
+/* where the keyboard is: around a link, inside of it in the bar, which cuts off what is beyond its edge */
+.stApp :is(a, summary):focus-visible { outline: 2px solid var(--tw-link); outline-offset: 1px; }
+.stApp .st-key-nav a:focus-visible { outline-offset: -2px; }
 .st-key-tour { background: rgba(47,126,216,.1); border-radius: 6px; padding: .35rem .9rem; }
 .st-key-tour .stElementContainer:has(.tw-said) { margin-top: 0; }
+@media (min-width: 901px) { .stApp .st-key-tour { flex-wrap: nowrap; } } /* its buttons stay beside the words */
 .stHorizontalBlock { row-gap: .6rem; }
 /* a choice is as tall as the fields beside it, with its label in line with theirs */
 [data-testid="stButtonGroup"] button { min-height: 2.5rem; }
@@ -207,6 +218,11 @@ a.tw-mini:is(:hover, :focus-visible) i { opacity: 1; }
 
 /* phones: what stands side by side keeps its width and scrolls, or stands one below the other */
 @media (max-width: 640px) {
+  /* the field's hint is read whole: it has no lens, and the row goes on under the menu */
+  .st-key-search [data-testid="stTextInputRootElement"] > :has(> [data-testid="stTextInputIcon"]) { display: none; }
+  .st-key-search input::placeholder { font-size: .87rem; }
+  .stApp .st-key-bar > :has(> .stForm) { flex-basis: 10.6rem !important; }
+  .stApp .st-key-bar > .st-key-chooser { flex-basis: 6.4rem !important; margin-right: -2rem; }
   /* more of a figure lies to the right: what is in sight fades, and only the margin after its end fades there */
   [class*="st-key-wide-"] { overflow-x: auto; mask-image: linear-gradient(to left, transparent, #000 2.4rem); }
   [class*="st-key-wide-"] > .stElementContainer { min-width: 48.4rem; padding-right: 2.4rem; }

@@ -16,12 +16,14 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from twell.analysis.figures.style import CONFIG
+from twell.analysis.memo import memoized
 from twell.analysis.neurons.by_neuron import last_neuron
-from twell.app.ui.formatting import marked_up, message_markdown, number, plural, typeset
+from twell.app.ui.formatting import marked_up, message_markdown, plural, typeset
 from twell.app.ui.pages import PAGES
 from twell.app.ui.query import QueryResult
-from twell.app.ui.url_state import one_of, run_name, sync_url, url_param
+from twell.app.ui.url_state import current_run, one_of, run_name, sync_url, url_param
 from twell.workbench.errors import Missing, UserError
+from twell.workbench.run.part_files import ADVICE
 from twell.workbench.run.store import Run
 
 if TYPE_CHECKING:
@@ -185,9 +187,27 @@ def show_errors() -> Iterator[None]:
     try:
         yield
     except Missing as error:
-        st.info(message_markdown(str(error)))
+        show_missing(str(error))
     except UserError as error:
         st.warning(message_markdown(str(error)))
+
+
+def show_missing(reason: str) -> None:
+    """Draw what a run lacks; of a damaged file once a page, however many of the page's parts need it."""
+    if clause := damage_in(reason):
+        _tell_damage(current_run(), clause)
+    else:
+        st.info(message_markdown(reason))
+
+
+def damage_in(reason: str) -> str:
+    """Return what a reason says of a damaged file, without the part of the page that it says it for; else nothing."""
+    return reason.partition(": ")[2] if ADVICE[1:] in reason else ""
+
+
+@memoized
+def _tell_damage(run: Run, clause: str) -> None:
+    st.warning(message_markdown(f"{run.name} is damaged, and what needs this file is left out: {clause}"))
 
 
 def scanning(run: Run) -> AbstractContextManager[None]:
@@ -278,9 +298,3 @@ def url_choice(label: str, names: dict[str, str], param: str, default: str, **lo
 def no_such_neuron(run: Run) -> None:
     """Draw a note under a field for a neuron's name that holds no such name."""
     note(f"No such neuron: the names of this run go from L0/N0 to {last_neuron(run)}.")
-
-
-def nats(value: float) -> str:
-    """Return a loss with its unit, or a dash if there is none."""
-    text = number(value)
-    return text if text == "–" else f"{text} nats"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
+from support.copied_runs import copy_run
 from support.page_elements import PAGES, drawn, figures, markup, notices
 
 from twell.analysis import by_layer, by_neuron, by_token, by_word, contexts, overview
@@ -109,6 +110,15 @@ def test_what_a_summary_only_run_lacks_is_neither_a_dead_end_nor_in_its_code(sho
     assert to["made, a run of a model of the same shape, keeps its text →"] == "run=made"
     codes = {run: "".join(code.value for code in show(runs, "export", run=run).code) for run in ("made", "summary")}
     assert "run.activity(" in codes["made"] and "activity" not in codes["summary"]
+
+
+def test_a_run_without_text_leads_to_the_longest_that_has_one(
+    show: Show, made: ModuleType, runs: Path, tmp_path: Path
+) -> None:
+    copy_run(runs / "summary", tmp_path / "summary")
+    for name, sequences in (("a", 4), ("long", 20), ("z", 4)):
+        made.make(tmp_path / name, layers=2, sequences=sequences)
+    assert links(show(tmp_path, "text", run="summary"))["long, a run of another model, keeps its text →"] == "run=long"
 
 
 def test_a_token_shows_its_places_and_numbers(show: Show, runs: Path, made_run: Run) -> None:

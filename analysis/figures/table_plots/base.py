@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 INK, SECOND = "#2f5d8a", "#c06a2d"
-COLORS = ("#2f5d8a", "#c06a2d", "#4a7c59", "#8a4f7d", "#7a7a7a", "#b59f3b", "#3f8f8f", "#a13d3d")
+FIRST_LAYER, LAST_LAYER = (47, 126, 216), (201, 130, 30)  # red, green and blue; layers between them are greyer
 OTHER_COLORS = ("#4a9c72", "#a06cc0", "#c75c6a", "#3f9aa8", "#8a7a3b")  # of a dressed figure, after the page's own
 BARS = "rgba(47, 126, 216, 0.36)"
 HEIGHT, LEGEND = 360, 44  # pixels of a dressed figure, and for the names above it
@@ -44,6 +45,16 @@ def log_across(figure: Figure, values: pd.Series) -> None:
     from twell.analysis.figures.style import log_scale  # which loads plotly
 
     figure.update_xaxes(**log_scale(values))
+
+
+def by_depth(table: pd.DataFrame) -> Iterator[tuple[int, pd.DataFrame, str]]:
+    """Yield each layer with its rows and its color, from blue to amber: no two layers share one, however many there
+    are, and these two differ to every kind of color vision."""
+    layers = list(table.groupby("layer"))
+    for number, (layer, rows) in enumerate(layers):
+        depth = number / max(len(layers) - 1, 1)
+        mixed = (round(a + depth * (b - a)) for a, b in zip(FIRST_LAYER, LAST_LAYER, strict=True))
+        yield int(layer), rows, "rgb({}, {}, {})".format(*mixed)
 
 
 def varied(values: pd.Series) -> None:

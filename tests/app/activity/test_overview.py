@@ -18,6 +18,7 @@ from support.page_elements import markup
 from twell.analysis import by_layer, by_word, position_blocks, speedup, surprisal_correlation
 from twell.analysis.figures.overview import layer_by_layer
 from twell.analysis.figures.speed.bench_beside import beside_capture
+from twell.app.activity import highlights
 from twell.app.ui.formatting import number, percent, times, whole
 from twell.app.ui.widgets import LINKS, with_links
 from twell.workbench.run import manifest as manifests
@@ -79,6 +80,7 @@ def test_a_capture_without_timings_quotes_the_bench(show: Show, made: ModuleType
     assert number and f"<dt>FFN speedup</dt><dd><b>{number[1]}</b><span>by twell bench, {number[2]}; not" in html
     (box,) = show(tmp_path, "kernels", run="benched").info
     assert "timed in the capture" in box.value, "what the bench timed stands above it"
+    assert "Choose Measure now above" in box.value, "which costs no other capture"
 
 
 def test_what_is_worth_a_look_has_a_picture_of_its_numbers(show: Show, runs: Path, made_run: Run) -> None:
@@ -102,6 +104,37 @@ def test_what_is_not_known_has_no_panel(show: Show, runs: Path) -> None:
         assert len(notes) == 3
 
 
+def test_the_picture_of_words_says_how_many_it_has(show: Show, made: ModuleType, tmp_path: Path) -> None:
+    words = len(by_word(made.make(tmp_path / "small", layers=2, sequences=40), min_count=20))
+    html = markup(show(tmp_path, run="small"))
+    assert 6 <= words < 40 and f"neurons fired, each of {words} words" in html
+    assert len(by_word(made.make(tmp_path / "large", layers=2, sequences=200), min_count=20)) > 40
+    assert "neurons fired, 40 most active words" in markup(show(tmp_path, run="large"))
+
+
+def test_the_words_of_a_model_of_one_layer_are_not_ranked_over_layers(
+    show: Show, made: ModuleType, runs: Path, tmp_path: Path
+) -> None:
+    made.make(tmp_path / "one", layers=1, sequences=40)
+    said = "In brackets: the mean over all places where the word occurs. Ranked by single token or by single place, oth"
+    assert said in markup(show(tmp_path, run="one"))
+    assert "the mean over all layers and all places" in markup(show(runs, run="made"))
+
+
+def test_positions_at_which_nothing_fires_leave_the_other_shades_apart(made_run: Run) -> None:
+    """A zero has no logarithm: it is as pale as the least of what fires, and does not stretch the scale."""
+    blocks = position_blocks(made_run, blocks=16)
+    shades = layer_by_layer(blocks, by_layer(made_run), None).data[0]
+    least = blocks["mean"].idxmin()
+    blocks.loc[least, "mean"] = 0.0
+    with_zero = layer_by_layer(blocks, by_layer(made_run), None).data[0]
+    assert with_zero.zmax == shades.zmax
+    assert with_zero.zmin == pytest.approx(np.log10(blocks["mean"].nsmallest(2).max())), "of the second least"
+    assert "0" in np.ravel(with_zero.text)
+    blocks["mean"] = 0.0
+    assert np.isfinite(layer_by_layer(blocks, by_layer(made_run), None).data[0].zmin)
+
+
 @pytest.mark.parametrize("layers", [20, 40])
 def test_a_deep_model_has_a_scale_in_place_of_numbers(made: ModuleType, tmp_path: Path, layers: int) -> None:
     run = made.make(tmp_path / "deep", layers=layers, sequences=12)
@@ -123,12 +156,17 @@ def test_what_was_verified_is_said_in_words(show: Show, made: ModuleType, tmp_pa
     assert "0.998 × with counts, 1.02 × with everything" in html
 
 
-def test_a_correlation_that_may_be_none_is_of_neither_kind(show: Show, made: ModuleType, tmp_path: Path) -> None:
+def test_a_correlation_that_may_be_none_is_of_neither_kind(
+    show: Show, made: ModuleType, made_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = surprisal_correlation(made.make(tmp_path / "few", layers=3, sequences=6, seed=1))
-    more, fewer = int((rows["low"] > 0).sum()), int((rows["high"] < 0).sum())
-    assert more + fewer < len(rows)
-    said = f"fires more neurons in {more} of {len(rows)} layers, fewer in {fewer}, and neither for sure in "
-    assert said in markup(show(tmp_path, run="few")).replace("\u202f", " ").replace("\xa0", " ")
+    assert not (rows["low"] > 0).any() and not (rows["high"] < 0).any()
+    html = markup(show(tmp_path, run="few"))
+    assert "harder to predict cannot be told for sure in any layer: rank correlations from" in html
+    assert "in 0 of" not in html
+    monkeypatch.setattr(highlights, "fetch", lambda *_: rows.assign(low=[0.1, -0.1, -0.1]))
+    said = "fires more neurons in 1 of 3 layers, fewer in 0, and neither for sure in 2: "
+    assert said in highlights._surprisal(made_run)
 
 
 def test_tokens_of_the_sentences_are_links_to_their_pages(show: Show, runs: Path, hostile: dict[int, str]) -> None:

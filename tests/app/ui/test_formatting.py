@@ -102,6 +102,7 @@ def test_numbers_to_three_significant_digits(value: float | None, text: str) -> 
         (8e-7, "0.00008"),
         (1.0, "100"),
         (0.0, "0"),
+        (-0.043, "−4.3"),
     ],
 )
 def test_percentages_keep_the_digits_that_tell_them_from_100(share: float, text: str) -> None:
@@ -150,6 +151,7 @@ def test_the_numbers_of_a_column_share_their_decimals() -> None:
         ("z -0.27 (-0.3 to 26,452)", f"z −0.27 (−0.3 to 26{THIN}452)"),
         ("1,212,907 tokens, 95 %", f"1{THIN}212{THIN}907 tokens, 95{THIN}%"),
         ("1,212,907, and 26,452, of 12,3456", f"1{THIN}212{THIN}907, and 26{THIN}452, of 12,3456"),
+        ("46.8 ms, 3 µs, 8 msec", f"46.8{THIN}ms, 3{THIN}µs, 8 msec"),
         ("2026-11-22, part-00000, --compression 4,8,16", "2026-11-22, part-00000, --compression 4,8,16"),
         ("p = 9.9e-05, -1e+12, lr-1e-05", f"p = 9.9{THIN}×{THIN}10⁻⁵, −1{THIN}×{THIN}10¹², lr-1e-05"),
         ("of 2048,5632 and 100,2048 in 3,5", "of 2048,5632 and 100,2048 in 3,5"),

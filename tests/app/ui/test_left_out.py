@@ -36,6 +36,16 @@ def test_every_page_names_what_it_lacks(
     assert "Left out" not in notes(show(runs, run="made"))
 
 
+def test_a_page_tells_of_a_damaged_file_once(runs: Path, show: Callable[..., AppTest]) -> None:
+    for page in ("overview", "layers", "positions"):
+        test = show(runs, page, run="torn")
+        (box,) = test.warning
+        text = box.value.replace("\\", "")
+        assert text.startswith("torn is damaged, and what needs this file is left out: activity/part-00000.parquet")
+        assert "differs from its checksum" not in notes(test) + "".join(info.value for info in test.info)
+    assert "layers that are busy on the same tokens" in notes(show(runs, "layers", run="torn"))
+
+
 def test_commands_in_messages_look_like_commands(runs: Path, show: Callable[..., AppTest]) -> None:
     """What a message names in backquotes is set as code; names around it stay as they are."""
     (warning,) = show(runs, "text", run="torn").warning

@@ -60,6 +60,17 @@ def test_figures_have_no_background_and_every_name(sampled: Run, question, plot)
         assert None not in colors and len(colors) == len(named)
 
 
+@pytest.mark.parametrize("plot", [plots.lags, plots.cache, plots.clusters, plots.lorenz, plots.dead])
+def test_no_two_layers_share_a_color(plot) -> None:
+    layers, values = np.arange(28), np.linspace(0.1, 0.9, 28)
+    columns = ("neurons", "firings", "sequences", "dead_share", "lag", "shared", "served", "window", "phi")
+    table = pd.DataFrame({"layer": layers, **dict.fromkeys(columns, values)})
+    for figure in (plot(table), dressed(plot(table))):
+        named = [trace.line.color for trace in figure.data if trace.name]
+        assert len(named) == len(set(named)) == 28
+        assert named[0] == "rgb(47, 126, 216)" and named[-1] == "rgb(201, 130, 30)", "in the order of depth"
+
+
 def test_cells_between_few_layers_say_their_correlation(sampled: Run) -> None:
     table = across_layers(sampled)
     (cells,) = dressed(plots.depth(table)).data
