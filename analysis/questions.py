@@ -72,8 +72,9 @@ def _check(question: Callable[..., Any], given: Mapping[str, Any]) -> None:
         if name == SEVERAL:
             _check_runs(question.__name__, value)
         elif Run in (kind, *get_args(kind)):
+            others = tuple(one for one in get_args(kind) if one is not Run)  # None, or options, in place of a run
             for run in value if is_rest else [value]:
-                if run is not None or kind is Run:
+                if not isinstance(run, others):
                     _check_run(run)
         else:
             check_type(name, value, kind)

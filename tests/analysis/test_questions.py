@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,6 +59,27 @@ def test_wrong_arguments(run: Run, sentence: str) -> None:
 def test_an_unknown_argument_names_the_question(run: Run) -> None:
     with pytest.raises(TypeError, match=r"^by_layer: got an unexpected keyword argument 'layers'"):
         analysis.by_layer(run, layers=[1])  # type: ignore[call-arg]
+
+
+def test_a_run_is_exported_by_itself(run: Run, tmp_path: Path) -> None:
+    """Without options that are made first; each table is what pandas reads back."""
+    (path,) = analysis.export(run, tmp_path / "layers.csv", "by_layer")
+    pd.testing.assert_frame_equal(pd.read_csv(path), analysis.by_layer(run), check_dtype=False)
+    names = {one.name for one in analysis.export(run, str(tmp_path), ["by_layer", "by_neuron"], format="json")}
+    assert names == {"by_layer.json", "by_neuron.json"}
+    with pytest.raises(UserError, match="Expected a file or a folder for out=, got None"):
+        analysis.export(run)
+    with pytest.raises(UserError, match="Expected format= as one of parquet, csv, json"):
+        analysis.export(run, tmp_path, format="excel")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("question", "argument"), [(analysis.loudest, 1), (analysis.compare_positions, 2)], ids=["loudest", "positions"]
+)
+def test_help_names_every_column(run: Run, question: Callable[..., pd.DataFrame], argument: int) -> None:
+    """Of those that once sent to another question's."""
+    table = question(run if argument == 1 else [run] * argument)
+    assert not [name for name in table if not re.search(rf"\b{name}\b", question.__doc__ or "")]
 
 
 def test_numbers_of_other_libraries(run: Run) -> None:
