@@ -10,7 +10,7 @@ summaries; a query engine is loaded only for that. About a run that is used with
 it lacks: `attrs["left_out"]`, or the entry of that name in a dict.
 """
 
-from twell.analysis import left_out
+from twell.analysis import questions
 from twell.analysis.ablations.allocation import allocation
 from twell.analysis.ablations.by_condition import effects
 from twell.analysis.activity.across_layers import across_layers
@@ -132,7 +132,7 @@ __all__ = [
     "whole_model",
 ]
 
-globals().update({name: left_out.named(globals()[name]) for name in __all__})
+globals().update({name: questions.asked(globals()[name]) for name in __all__})
 
 
 def __getattr__(name: str) -> object:

@@ -182,8 +182,8 @@ def compare_layers(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def compare_positions(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return compare_layers by band of positions too (columns layer, band): a position below 8 each, then
-    floor(√(8·p))."""
+    """Return compare_layers by band of positions: below 8 each, then floor(√(8·p)). Columns: run; layer; first_layer;
+    band; mean, first, difference, low, high; ratio, ratio_low, ratio_high; q; paired."""
     return _against(runs, ["layer", "band"])
 
 

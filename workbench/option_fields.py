@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import MISSING, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -60,8 +61,13 @@ def _check_types(options: Any) -> None:
     declared = get_type_hints(type(options))
     for item in fields(options):
         value = getattr(options, item.name)
-        if not _fits(value, declared[item.name]):
-            raise UserError(f"Expected {item.name}= as {_words(declared[item.name])}, got {value!r}.")
+        check_type(item.name, value, declared[item.name])
+
+
+def check_type(name: str, value: Any, kind: Any) -> None:
+    """Raise UserError for an argument whose value is of another type than it is declared with. kind: that type"""
+    if not _fits(value, kind):
+        raise UserError(f"Expected {name}= as {_words(kind)}, got {value!r}.")
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -72,6 +78,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return any(_fits(value, one) for one in get_args(kind))
     if isinstance(value, bool):
         return kind is bool
+    if origin is Sequence:
+        return isinstance(value, Sequence) and all(_fits(one, *get_args(kind)) for one in value)
     return isinstance(value, TYPES.get(kind, (origin or kind,)))
 
 
@@ -81,4 +89,6 @@ def _words(kind: Any) -> str:
         return f"one of {', '.join(get_args(kind))}"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_words(one) for one in get_args(kind) if one is not NoneType)
-    return WORDS.get(kind, str(kind))
+    if get_origin(kind) is Sequence:
+        return f"a list, each {_words(*get_args(kind))}"
+    return WORDS.get(kind, f"a {getattr(kind, '__name__', kind)}")

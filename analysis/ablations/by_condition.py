@@ -38,8 +38,8 @@ def effects(run: Run, study: int | None = None, half: int | None = None) -> pd.D
 
     Columns: study, condition, kind, layer (-1: all), share, silenced (neurons); tokens, documents (clusters); base and
     loss in nats a token; change (loss - base) with low and high, its 95 % interval by document (NaN with under
-    four); kept: firings over those with nothing taken away, by one token in eight. Documents whose loss is not finite
-    are left out.
+    four); kept: firings over those with nothing taken away, by one token in eight; left_out: documents whose loss is
+    not finite, which the others are without.
 
     study: the number of one study; half: of every other document alone, from the first (0) or the second (1) on, so
     that what was chosen by one half is measured on the other. Raises Missing for a run that was not ablated.

@@ -4,6 +4,7 @@
     twell export runs/demo --table by_token --out tokens.csv     the format of the ending; --format csv for a folder
     twell export runs/demo --out demo.ipynb                      or .html: the run in one document, see `documents`
     twell export runs/demo --table fired --format npz --out x    a scipy CSR matrix a layer; dead_neurons: a mask
+    from twell.analysis import export; export(run, "demo.html")  the same from Python
 
 Analysis tables (`tables`) are those of the API with its defaults. Tables of the run itself are copied part by part, so
 memory does not grow with them. An existing file is replaced completely or not at all (`files`).
@@ -11,7 +12,7 @@ memory does not grow with them. An existing file is replaced completely or not a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from twell.analysis.exports.files import replacing, write_table
 from twell.analysis.exports.tables import ANALYSIS
 from twell.analysis.neurons.coactivation import fired_csr, sampled_layers
 from twell.analysis.neurons.concentration import dead_mask
-from twell.workbench.errors import Missing, UserError
+from twell.workbench.errors import Missing, UserError, path_of
 from twell.workbench.options import ExportOptions, Format
 from twell.workbench.run.schema import TABLES
 from twell.workbench.run.store import Run, open_run
@@ -39,13 +40,28 @@ ENDING: dict[Format, str] = {
 OF_ABLATIONS = ("effects", "neuron_effects")  # tables of the run that no analysis stands for
 
 
-def export(options: ExportOptions) -> list[Path]:
+def export(
+    run: Run | ExportOptions,
+    out: str | Path | None = None,
+    table: str | Sequence[str] = (),
+    format: Format | None = None,
+) -> list[Path]:
     """Write the requested tables, or every analysis table that the run can give, and return the files written.
+
+    run: a run, or the options of `twell export`, which say the rest; out: a file for one table, and for the whole run
+    one that ends in .ipynb or .html, else a folder; table, format: as `twell export` takes them
 
     One table goes to the file `out` (or into it, if it is a folder), several go into the folder `out`. A training gives
     the tables that it has recorded. Raises UserError for a table or a combination of options that does not exist.
     """
-    run = open_run(options.run, options.without_damaged)
+    if isinstance(run, ExportOptions):
+        return _export(open_run(run.run, run.without_damaged), run)
+    path = path_of(out, "a file or a folder for out=")  # type: ignore[arg-type]  # None it refuses
+    tables = (table,) if isinstance(table, str) else tuple(table)
+    return _export(run, ExportOptions(run=run.path, table=tables, format=format, out=path))
+
+
+def _export(run: Run, options: ExportOptions) -> list[Path]:
     if run.left_out:
         print(run.left_out)
     format = _format(options)

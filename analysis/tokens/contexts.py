@@ -60,7 +60,7 @@ def loudest(
     run: Run, limit: int = 50, order: Order = "loudest", width: int = 16, flagged: bool = False
 ) -> pd.DataFrame:
     """Return the positions of the whole run at which most neurons fire, by z, or fewest. Columns: token_id, then as in
-    contexts.
+    contexts sequence, position, document, source, before, token, after, nnz, z, loss and percentile.
 
     limit, order, width, flagged: as in contexts. Missing where no token is counted, or the run has no rows of
     single tokens.

@@ -43,7 +43,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"cli"},
     ],
     "analysis": [
-        {"statistics", "memo", "left_out"},
+        {"statistics", "memo", "questions"},
         {"engines", "comparisons"},
         {"summaries"},
         {"activity", "training", "ablations", "replicates"},

@@ -9,7 +9,7 @@ that is changed so already, and a model that `prune` returned is one like any ot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,8 @@ def study(
     for name in options:
         if name not in OF_STUDY:
             raise UserError(f"Expected options of a study, {', '.join(OF_STUDY)}, got {name}.")
-    given = (conditions,) if isinstance(conditions, str) else tuple(conditions)
+    listed = [conditions] if isinstance(conditions, str) or not isinstance(conditions, Iterable) else conditions
+    given = tuple(listed)
     if wrong := [one for one in given if not isinstance(one, str)]:
         raise UserError(f"Expected conditions as text, such as ffn@3, got {wrong[0]!r}.")
     chosen = AblateOptions(target="", condition=given, **plain_values(options))

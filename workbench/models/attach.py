@@ -28,6 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from twell.kernels.modules import CountedMap, Probe, SparseFFN
 from twell.workbench.errors import UserError, first_line, utf8
 from twell.workbench.models import threshold_ffn
+from twell.workbench.models.comparison import ours
 from twell.workbench.models.find_ffns import (
     COUNT,
     FFNs,
@@ -37,7 +38,6 @@ from twell.workbench.models.find_ffns import (
     named,
     named_maps,
     of_family,
-    ours,
     refuse_shared,
     refuse_widths,
 )

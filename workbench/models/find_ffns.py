@@ -1,7 +1,7 @@
 """Find the FFNs of a model object: by its family, by the names that the caller gives, or by their maps back.
 
-An FFN that is found is not yet known to compute what its names suggest: `ours` makes one that does, and compares the
-two. One that two layers share, or that is more than linear maps around an activation, is refused.
+An FFN that is found is not yet known to compute what its names suggest: `comparison.ours` makes one that does, and
+compares the two. One that two layers share, or that is more than linear maps around an activation, is refused.
 """
 
 from __future__ import annotations
@@ -12,20 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from twell.kernels.modules import Probe, SparseFFN
+from twell.kernels.modules import SparseFFN
 from twell.workbench.errors import UserError
 from twell.workbench.models import threshold_ffn
 from twell.workbench.models.families import ACTIVATIONS, FAMILIES, GATED, PLAIN
 from twell.workbench.models.own_code import has_zeros
 from twell.workbench.models.sizes import decoder_layers
 
-ROWS = 8  # random inputs that an FFN is compared on
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of a row, by its greatest; of 16-bit types 3e-2
-LOUD = 8  # times as great are half of these; in float16 none, where squares would overflow
 EXACT = "count what is above a threshold=0, which is all that fires"  # of an FFN with zeros, but not of ours
 COUNT = "count what is above a threshold=, such as 0.01"  # what to do with an FFN that our op does not compute
 KNOWN_MAPS = (GATED, ("fc1", "fc2"), PLAIN, ("w1", "w3", "w2"), ("c_fc", "c_proj"))
@@ -68,10 +64,12 @@ def of_family(name: str, model: Any, any_activation: bool = False, advice: str =
     fires = has_zeros(model)
     way = EXACT if fires and advice == COUNT else advice
     if family is None or not layers:
-        transposed = any(isinstance(module, Conv1D) for module in model.modules())  # which our op does not run
+        if not any(isinstance(module, Conv1D) for module in model.modules()):  # which our op does not run
+            way = f"{way}, or name its FFNs with ffns="
+        if any(path.endswith(".experts") for path, _ in model.named_modules()):
+            way = "models with experts cannot be counted"
         raise UserError(
-            f"Expected a model of model_type {', '.join(FAMILIES)} with ReLU, got {config.model_type} in {name}: "
-            f"{way}{'' if transposed else ', or name its FFNs with ffns='}."
+            f"Expected a model of model_type {', '.join(FAMILIES)} with ReLU, got {config.model_type} in {name}: {way}."
         )
     activation = getattr(config, family.act, None)
     if activation not in ACTIVATIONS and not any_activation:
@@ -98,20 +96,30 @@ def named(name: str, model: nn.Module, ffns: FFNs) -> list[FoundFFN]:
     for path, given in _items(name, model, ffns):
         entry = _module(name, model, path)
         if given is None:
-            known = next((maps for maps in KNOWN_MAPS if all(hasattr(entry, one) for one in maps)), None)
-            if known is None:
+            given = _usual_maps(entry)
+            if given is None:
                 children = [child for child, _ in entry.named_children()]
-                linear = [child for child, module in entry.named_children() if isinstance(module, nn.Linear)]
-                own = linear if len(linear) in (2, 3) else ("gate", "up", "down")  # in their order
+                linear = _linear_maps(entry)
+                own = linear if len(linear) == 3 else ("gate", "up", "down")  # in their order
                 raise UserError(
                     f"Expected maps of a known name in {path} of {name}, got {', '.join(children) or 'none'}: name "
                     f"them, as in ffns={{{json.dumps(path)}: ({', '.join(map(json.dumps, own))})}}."
                 )
-            given = known
         ffn = given if isinstance(given, FFN) else FFN(tuple(given.split() if isinstance(given, str) else given))
         up_relu = True if ffn.up_relu else None
         result.append(FoundFFN(path, entry, _children(name, path, entry, ffn.maps), (), ffn.activation, up_relu))
     return result
+
+
+def _usual_maps(entry: nn.Module) -> Sequence[str] | None:
+    """Return the names of an FFN's maps: usual ones, or those of the two that it has, however deep; None of others."""
+    linear = _linear_maps(entry)
+    usual = next((maps for maps in KNOWN_MAPS if all(hasattr(entry, one) for one in maps)), None)
+    return usual or (linear if len(linear) == 2 else None)
+
+
+def _linear_maps(entry: nn.Module) -> list[str]:
+    return [path for path, module in entry.named_modules() if path and isinstance(module, nn.Linear)]
 
 
 def _items(name: str, model: nn.Module, ffns: FFNs) -> list[tuple[str, Any]]:
@@ -183,7 +191,9 @@ def named_maps(name: str, model: nn.Module, ffns: FFNs) -> list[nn.Module]:
     """Return the last maps of the FFNs that the caller names, for a threshold."""
     maps = []
     for path, given in _items(name, model, ffns):
-        names = given.maps if isinstance(given, FFN) else (given or ("",)) if not isinstance(given, str) else (given,)
+        if given is None:
+            given = _usual_maps(_module(name, model, path)) or ("",)
+        names = given.maps if isinstance(given, FFN) else given if not isinstance(given, str) else (given,)
         last = ".".join(filter(None, (path, names[-1])))
         maps.append(_module(name, model, last))
         if not isinstance(maps[-1], (nn.Linear, Conv1D)):
@@ -240,61 +250,3 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for one, training in modes:
             one.training = training
-
-
-def ours(name: str, one: FoundFFN, layer: int, kernel: str, probe: Probe, advice: str = COUNT) -> SparseFFN:
-    """Make our FFN on the weights of one that was found, or return it if it is ours.
-
-    Raises UserError where the two compute different outputs on a few random inputs, or the model's own lets something
-    of what does not fire through. advice: what to do then
-    """
-    if isinstance(one.entry, SparseFFN):
-        return one.entry
-    make = SparseFFN.gated if len(one.maps) == 3 else SparseFFN.plain
-    x, own, leaks = _own_outputs(one)
-    got = "other outputs on the same inputs"
-    for up_relu in (False, True) if one.up_relu is None and len(one.maps) == 3 else (bool(one.up_relu),):
-        given: dict[str, Any] = {"up_relu": up_relu} if len(one.maps) == 3 else {}
-        ffn = make(*one.maps, layer=layer, kernel=kernel, probe=probe, activation=one.activation, **given)
-        if _agrees(ffn(x), own):
-            if not leaks:
-                return ffn
-            got = "hidden values other than 0 of negative ones"
-    formula = "down(act(gate) * up)" if len(one.maps) == 3 else "out(act(in))"
-    raise UserError(
-        f"Expected the FFN at {one.path} of {name} to compute {formula} with {one.activation}, got {got}: name what it "
-        f"computes with ffns=, or {advice}."
-    )
-
-
-def _own_outputs(one: FoundFFN) -> tuple[Tensor, Tensor, bool]:
-    """Return random inputs, what the model's own FFN makes of them, and whether it lets something of what does not
-    fire through, as a leaky ReLU: too little for outputs in 16 bits to tell. No generator of torch is moved on."""
-    weight = one.maps[0].weight
-    x = torch.randn(1, ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
-    if weight.dtype != torch.float16:
-        x[:, ROWS // 2 :] *= LOUD  # of an activation with a ceiling
-    x = x.to(weight.device, weight.dtype)
-    seen: dict[str, Tensor] = {}
-    with (
-        evaluating(one.entry),
-        torch.autocast(weight.device.type, enabled=False),
-        one.maps[0].register_forward_hook(lambda _map, _x, z: seen.update(gate=z)),
-        one.maps[-1].register_forward_pre_hook(lambda _map, given: seen.update(hidden=given[0]) if given else None),
-    ):
-        y = one.entry.forward(x)
-        if one.idle:
-            seen["gate"] = y
-        for module in one.idle:
-            seen["hidden"], y = y, module.forward(y)
-    gate, hidden = seen.get("gate"), seen.get("hidden")
-    if gate is None or hidden is None or gate.shape != hidden.shape:  # of code that does not call its maps one by one
-        return x, y, False
-    return x, y, bool(hidden[gate <= 0].any())
-
-
-def _agrees(ours: Tensor, own: Any) -> bool:
-    if not isinstance(own, Tensor) or own.shape != ours.shape:
-        return False
-    most = TOLERANCE.get(own.dtype, 3e-2) * own.double().abs().amax(-1, keepdim=True)
-    return bool(((ours.double() - own.double()).abs() <= most).all())

@@ -28,13 +28,16 @@ from twell.workbench.models.attach import (
     unwrapped,
     warn_of_another,
 )
-from twell.workbench.models.find_ffns import FFNs, FoundFFN, ours, refuse_odd_sizes
+from twell.workbench.models.comparison import ours
+from twell.workbench.models.find_ffns import FFNs, FoundFFN, refuse_odd_sizes
+from twell.workbench.option_fields import check_type
+from twell.workbench.options import KernelName
 
 TRAIN = "make a model of FFNs with a ReLU, as `twell train --from MODEL --teacher MODEL` does"  # to run it sparse
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def use_sparse_ffns(model: Model, *, ffns: FFNs | None = None, kernel: str = "auto") -> Model:
+def use_sparse_ffns(model: Model, *, ffns: FFNs | None = None, kernel: KernelName = "auto") -> Model:
     """Put sparse FFNs in the place of a model's own, for good, and return the model; outputs stay, to rounding.
 
     They are for inference, under torch.no_grad(), and do not count; their weights have names of their own, so the model
@@ -46,6 +49,7 @@ def use_sparse_ffns(model: Model, *, ffns: FFNs | None = None, kernel: str = "au
     """
     inner = unwrapped(model)
     called = name_of(inner)
+    check_type("kernel", kernel, KernelName)
     refuse_places(called, inner)
     refuse_unnamed(called, inner, ffns)
     with torch.inference_mode(False), torch.no_grad(), refusing(called):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from twell.workbench.errors import UserError
@@ -38,6 +38,8 @@ def sources_of(texts: str | Path | TextSource | Sequence[str | Path | TextSource
     Raises UserError for a name that is no source, a folder's too (a word in a list may be one), for a string that looks
     like a path and is none, and for no text at all.
     """
+    if isinstance(texts, Mapping | bytes):  # whose keys and numbers are no texts
+        raise UserError(f"Expected texts as strings, paths or sources, got a {type(texts).__name__}.")
     given = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, (str, Path, TextSource)) else [texts]
     sources: list[TextSource] = []
     plain: list[str] = []

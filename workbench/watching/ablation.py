@@ -54,7 +54,7 @@ def ablate(model: nn.Module, neurons: Mapping[int, Neurons], *, ffns: FFNs | Non
     with ExitStack() as stack:
         chosen: dict[int, tuple[Tensor, NeuronTensors, nn.Module | None]] = {}
         for layer, given in neurons.items():
-            if not isinstance(layer, Integral) or not 0 <= layer < len(layers):
+            if isinstance(layer, bool) or not isinstance(layer, Integral) or not 0 <= layer < len(layers):
                 raise UserError(f"Expected a layer from 0 to {len(layers) - 1} of {name}, got {layer!r}.")
             rows, down = layers[layer]
             weight, axis = rows[0]

@@ -41,8 +41,8 @@ class Answers:
         """Return a row a token that was read, padding left out, by sequence and position.
 
         Columns: sequence; position; token_id; text; phase (0 prefill, 1 decode); flags (0: it counts); loss (of the
-        next token, nats; where it was taken); nnz_LL (neurons that it fired in layer LL); used_LL (of these, with a
-        product that is not zero; where a layer has a ReLU on the up branch too).
+        next token, nats, rounded to float16; where it was taken); nnz_LL (neurons that it fired in layer LL); used_LL
+        (of these, with a product that is not zero; where a layer has a ReLU on the up branch too).
         """
         rows = self._activity()
         text = [f"<{token}>" for token in rows["token_id"]]
@@ -121,7 +121,7 @@ class Answers:
 
 def _check_number(what: str, number: int, count: int) -> None:
     """Raise UserError for what is no whole number below a count."""
-    if not isinstance(number, Integral) or not 0 <= number < count:
+    if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= number < count:
         raise UserError(f"Expected a {what} from 0 to {count - 1}, got {number!r}.")
 
 

@@ -66,6 +66,8 @@ def capture(
     check_bounds(CaptureOptions(model="", out=folder, **given), from_python=True)
     if not isinstance(model, nn.Module):
         path_of(model, "a model, or its folder or hub id")
+        if tokenizer is not None:
+            raise UserError(f"Expected no tokenizer= beside {model}, got one: its folder has its own.")
         return command.capture(CaptureOptions(model=str(model), out=folder, **given), sources, not progress)
     refuse_existing(folder)
     inner = language_model(model)

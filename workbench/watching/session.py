@@ -37,7 +37,8 @@ from twell.workbench.capturing.recorder import Recorder
 from twell.workbench.capturing.resume import new_manifest
 from twell.workbench.errors import Missing, UserError, path_of
 from twell.workbench.models.attach import AttachedModel, FFNs, attached
-from twell.workbench.options import CaptureOptions
+from twell.workbench.option_fields import check_type
+from twell.workbench.options import CaptureOptions, KernelName
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.run.store import Run, open_run, refuse_existing
@@ -63,7 +64,7 @@ class watch(Answers):  # called like a function, in a with statement
     model: a causal language model of transformers, or with `ffns` any torch module
     tokenizer: for text, and for which ids are special; fast
     ffns: the FFNs of a module of yours: their paths in it, and the names of their maps, as in
-    {"blocks.0.mlp": ("gate", "up", "down")}; where the maps have usual names, a list of paths or of the modules
+    {"blocks.0.mlp": ("gate", "up", "down")}; where maps have usual names or are two, a list of paths or of the modules
     inputs: names of that module's arguments: "ids", [sequences, columns] (default: input_ids, or the first tensor of
     whole numbers that is no mask), and "mask", which is 0 at padding (default: attention_mask); FFNs that see other
     rows than there are ids are counted without
@@ -91,7 +92,7 @@ class watch(Answers):  # called like a function, in a with statement
         inputs: Mapping[str, str] | None = None,
         threshold: float | None = None,
         probes: Literal["counts", "neurons"] = "neurons",
-        kernel: Literal["auto", "reference", "cpu", "cuda", "hopper"] = "auto",
+        kernel: KernelName = "auto",
         dense: bool = False,
         rows: bool = True,
         fired: Layers = False,
@@ -113,8 +114,8 @@ class watch(Answers):  # called like a function, in a with statement
         if threshold is not None and not (isinstance(threshold, Real) and 0 <= threshold < math.inf):
             raise UserError(f"Expected a threshold of at least 0, got {threshold!r}.")
         refuse_names(inputs, ffns is not None)
-        if probes not in ("counts", "neurons"):
-            raise UserError(f"Expected probes of counts or neurons, got {probes!r}.")
+        check_type("probes", probes, Literal["counts", "neurons"])
+        check_type("kernel", kernel, KernelName)
         if tokenizer is not None:
             fast(tokenizer)
 

@@ -135,15 +135,18 @@ def test_a_hook_from_before_is_heard(small: Any) -> None:
 
 
 def test_a_threshold_within_a_watch(small: Any) -> None:
-    """Whichever begins first."""
+    """Whichever begins first, and counted by a threshold or not."""
     with torch.no_grad():
         with threshold(small, 0.02):
             expected = small(IDS).logits
             with watch(small, threshold=0) as first:
                 small(IDS)
+            with watch(small) as within:
+                torch.testing.assert_close(small(IDS).logits, expected)
         with watch(small) as second, threshold(small, 0.02):
             torch.testing.assert_close(small(IDS).logits, expected)
         with watch(small) as plain:
             small(IDS)
     np.testing.assert_array_equal(first.nnz, second.nnz)
+    np.testing.assert_array_equal(within.nnz, second.nnz)
     assert first.nnz.sum() < plain.nnz.sum()

@@ -98,11 +98,12 @@ def test_a_list_of_modules_and_what_is_no_list() -> None:
         counts.append(w.nnz)
     np.testing.assert_array_equal(*counts)
     other = torch.nn.Sequential(PlainFFN("first", "second"))
+    three = torch.nn.Sequential(torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3))))
     refusals: list[tuple[torch.nn.Module, Any, str]] = [
         (net, "*", r"Expected a list of FFNs in ffns=, .*, got '\*': put it in a list\.$"),
         (net, net, r"got a Sequential: put it in a list\.$"),
         (net, list(other), r"Expected modules of Sequential in ffns=, got a PlainFFN that is none of its\.$"),
-        (other, ["0"], r'name them, as in ffns=\{"0": \("first", "second"\)\}\.$'),
+        (three, ["0"], r'name them, as in ffns=\{"0": \("0", "1", "2"\)\}\.$'),
     ]
     for module, ffns, sentence in refusals:
         with pytest.raises(UserError, match=sentence), watch(module, ffns=ffns):
@@ -121,3 +122,26 @@ class PlainFFN(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, last = (self.get_submodule(name) for name in self.names)
         return last(torch.relu(first(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("limit", [None, 0.0], ids=["", "by a threshold"])
+def test_two_linear_maps_need_no_names(limit: float | None) -> None:
+    """Those of a Sequential, say, whose numbers no list of usual names has."""
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            inner = (torch.nn.Linear(16, 40), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(40, 16))
+            self.net = torch.nn.Sequential(*inner)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.net(x)
+
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(Block(), Block()).eval(), torch.randn(2, 5, 16)
+    with torch.no_grad():
+        expected = [model[0].net[0](x) > 0, model[1].net[0](model[0](x)) > 0]
+        for given in (["0.net", "1.net"], [model[0].net, model[1].net]):
+            with watch(model, ffns=given, threshold=limit) as w:
+                model(x)
+            np.testing.assert_array_equal(w.nnz, torch.stack([one.sum(-1).flatten() for one in expected], 1).numpy())

@@ -128,7 +128,7 @@ def test_a_model_of_experts() -> None:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
     model = MixtralForCausalLM(MixtralConfig(**sizes, **heads, hidden_act="relu")).eval()
     before = state_of(model)
-    assert "got mixtral in MixtralForCausalLM" in sentence(lambda: enter(model))
+    assert "got mixtral in MixtralForCausalLM: models with experts cannot" in sentence(lambda: enter(model))
     assert "models with experts" in sentence(lambda: enter(model, threshold=0.1))
     assert "models with experts" in sentence(lambda: ablate(model, {0: [1]}).__enter__())
     assert same_state(before, state_of(model)) and not LISTENERS
@@ -161,7 +161,7 @@ def test_arguments(small: Any, tmp_path: Path) -> None:
         "an empty output folder": lambda: enter(small, out=tmp_path),
         "a module at layers.9": lambda: enter(small, ffns=["layers.9"]),
         "a fast tokenizer": lambda: enter(small, "tokenizer"),
-        "probes of counts": lambda: enter(small, probes="all"),
+        "probes= as one of counts": lambda: enter(small, probes="all"),
         "layers from 0 to 1": lambda: enter(small, fired=[2]),
         "a threshold of at least 0, got -1": lambda: enter(small, threshold=-1),
         "a threshold of at least 0, got nan": lambda: enter(small, threshold=math.nan),

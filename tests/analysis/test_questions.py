@@ -1,0 +1,92 @@
+"""A question that is asked with a wrong argument says so in one sentence that names it, at the call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support import synthetic_runs
+
+from twell import analysis
+from twell.workbench.errors import UserError
+from twell.workbench.run.store import Run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    shape = synthetic_runs.Shape(d_ff=64, vocab=60, sequences=24, length=40, fired=True)
+    return synthetic_runs.make(tmp_path_factory.mktemp("arguments") / "run", shape)
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "of=.* one of next, own, got 'x'": lambda run: analysis.surprisal(run, of="x"),  # once that of `own`
+    "rank=.* one of shrunk, z, z_position, got 'x'": lambda run: analysis.by_token(run, rank="x"),
+    "order=.* one of loudest, quietest, text, got None": lambda run: analysis.loudest(run, order=None),
+    "layer= as an int, got '1'": lambda run: analysis.fired_csr(run, "1"),  # once an unreadable part
+    "layer= as an int, got True": lambda run: analysis.by_neuron(run, layer=True),
+    "layer= as an int, got 1.5": lambda run: analysis.neuron_histogram(run, layer=1.5),
+    "sequence= as an int, got 'x'": lambda run: analysis.neurons_at(run, "x", 0),
+    "token_id= as an int, got 'the'": lambda run: analysis.contexts(run, "the"),
+    "flagged= as True or False, got 'x'": lambda run: analysis.by_layer(run, flagged="x"),
+    "min_count= as an int, got None": lambda run: analysis.by_token(run, min_count=None),
+    "min_count= of at least 1, got 0": lambda run: analysis.by_token(run, min_count=0),
+    "limit= of at least 1, got -1": lambda run: analysis.together(run, 0, limit=-1),  # once all but the last
+    "width= of at least 0, got -1": lambda run: analysis.loudest(run, width=-1),
+    "lags= as a list, each an int, got 3": lambda run: analysis.reuse(run, lags=3),
+    "lags= as a list, each an int, got 'ab'": lambda run: analysis.reuse(run, lags="ab"),
+    "windows= of at least 1, got 0": lambda run: analysis.reuse_cache(run, windows=[2, 0]),
+    "a run, got several in a list: ask for each": lambda run: analysis.by_layer([run, run]),
+    r"runs in a list, got one run: put them in one, as in compare_layers\(\[first, other": (
+        lambda run: analysis.compare_layers(run)
+    ),
+    "a run, got several in a list": lambda run: analysis.findings(run, [run]),
+    "options= as a SummarizeOptions": lambda run: analysis.summarize(run),
+}
+
+
+@pytest.mark.parametrize("sentence", WRONG)
+def test_wrong_arguments(run: Run, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"^Expected {sentence}"):
+        WRONG[sentence](run)
+
+
+def test_an_unknown_argument_names_the_question(run: Run) -> None:
+    with pytest.raises(TypeError, match=r"^by_layer: got an unexpected keyword argument 'layers'"):
+        analysis.by_layer(run, layers=[1])  # type: ignore[call-arg]
+
+
+def test_a_run_is_exported_by_itself(run: Run, tmp_path: Path) -> None:
+    """Without options that are made first; each table is what pandas reads back."""
+    (path,) = analysis.export(run, tmp_path / "layers.csv", "by_layer")
+    pd.testing.assert_frame_equal(pd.read_csv(path), analysis.by_layer(run), check_dtype=False)
+    names = {one.name for one in analysis.export(run, str(tmp_path), ["by_layer", "by_neuron"], format="json")}
+    assert names == {"by_layer.json", "by_neuron.json"}
+    with pytest.raises(UserError, match="Expected a file or a folder for out=, got None"):
+        analysis.export(run)
+    with pytest.raises(UserError, match="Expected format= as one of parquet, csv, json"):
+        analysis.export(run, tmp_path, format="excel")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("question", "argument"), [(analysis.loudest, 1), (analysis.compare_positions, 2)], ids=["loudest", "positions"]
+)
+def test_help_names_every_column(run: Run, question: Callable[..., pd.DataFrame], argument: int) -> None:
+    """Of those that once sent to another question's."""
+    table = question(run if argument == 1 else [run] * argument)
+    assert not [name for name in table if not re.search(rf"\b{name}\b", question.__doc__ or "")]
+
+
+def test_numbers_of_other_libraries(run: Run) -> None:
+    """What arrays, DataFrames and tensors give is taken as Python's."""
+    expected = analysis.by_neuron(run, layer=1)
+    for one in (np.int32(1), torch.tensor(1), pd.Series([1], dtype="Int64")[0]):
+        pd.testing.assert_frame_equal(analysis.by_neuron(run, layer=one), expected)
+    wide = analysis.reuse(run, lags=[1, 2])
+    for some in (np.array([1, 2]), range(1, 3), torch.tensor([1, 2])):
+        pd.testing.assert_frame_equal(analysis.reuse(run, lags=some), wide)
