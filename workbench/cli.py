@@ -158,8 +158,7 @@ def capture(chosen: options.CaptureOptions) -> None:
 
 def ablate(chosen: AblateOptions) -> None:
     """Take things away, and print what the loss says of each condition."""
-    from twell.workbench.ablations.command import ablate as measure
-    from twell.workbench.ablations.command import unprinted
+    from twell.workbench.ablations import command as study
 
     try:
         from twell.analysis.ablations import allocation
@@ -167,10 +166,10 @@ def ablate(chosen: AblateOptions) -> None:
     except ImportError as error:  # analysis may not be installed where models run
         if chosen.budget is not None:
             raise UserError(not_installed(str(error.name))) from None
-        print(unprinted(measure(chosen)))
+        print(study.unprinted(study.ablate(chosen)))
         return
     studies: list[int] = []
-    run = measure(chosen, allocation.allocated, studies.append)
+    run = study.ablate(chosen, allocation.allocated, studies.append)
     print("\n".join(lines_of(run, studies)))
     if chosen.budget is not None:
         print("\n".join(allocation.lines(allocation.allocation(run))))
@@ -256,8 +255,7 @@ def main() -> None:
     for stream in sys.stdout, sys.stderr:
         if isinstance(stream, TextIOWrapper):  # a terminal may lack characters, a file's name be no UTF-8
             stream.reconfigure(errors="backslashreplace")
-    debug = "--debug" in sys.argv
-    if debug:
+    if debug := "--debug" in sys.argv:
         sys.argv.remove("--debug")
     try:
         if cli(standalone_mode=False) == 130:  # newer typer turns Ctrl-C into this exit code, and returns it

@@ -81,8 +81,8 @@ def test_an_ablation_without_the_dashboard_says_where_its_effects_are(
 ) -> None:
     run: Any = SimpleNamespace(path=Path("runs/mine"))
     monkeypatch.setattr(command, "ablate", lambda _: run)
+    monkeypatch.delattr("twell.analysis.ablations.allocation", raising=False)  # first, as it imports it
     monkeypatch.setitem(sys.modules, "twell.analysis.ablations.allocation", None)
-    monkeypatch.delattr("twell.analysis.ablations.allocation", raising=False)
     cli.ablate(AblateOptions(target="runs/mine"))
     assert "runs/mine: recorded, in its table effects" in (line := capsys.readouterr().out)
     assert "'twell-workbench[dashboard]'" in line
