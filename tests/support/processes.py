@@ -179,7 +179,7 @@ class Parent:
 
 def other_threads() -> list[str]:
     """Return the names of this process's threads but the first, and but pyarrow's for memory, which expects forks."""
-    _first, *others = sorted(Path("/proc/self/task").glob("*/comm"), key=lambda path: int(path.parent.name))
+    others = [path for path in Path("/proc/self/task").glob("*/comm") if path.parent.name != str(os.getpid())]
     return [name for path in others if (name := path.read_text().strip()) != "jemalloc_bg_thd"]
 
 
