@@ -94,6 +94,7 @@ def main() -> None:
         return
     st.session_state["current_run"] = run
     run_header.status(run)
+    empty_states.note_bundled(catalog)
     with widgets.show_errors():
         navigation.go_where_sought(run)
     tour.draw_tour(page.url_path in ("", FRONT))

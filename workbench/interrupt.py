@@ -8,8 +8,20 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does: what is at hand is then written. For the main thread."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Interrupt:

@@ -23,6 +23,8 @@ from twell.analysis.figures.ablation.effects import (
     share_by_layer,
 )
 from twell.app.jobs.runner import model_of
+from twell.app.jobs.status import job_status
+from twell.app.jobs.study import draw_study, note_unfinished, study_button
 from twell.app.ui import widgets
 from twell.app.ui.formatting import number, plural, whole
 from twell.app.ui.query import fetch, query
@@ -111,19 +113,19 @@ def every_condition(run: Run) -> None:
 
 
 def not_measured(run: Run) -> None:
-    """Draw how to measure it, with the run's model or, where that is elsewhere, with one that is here."""
+    """Draw how to measure it, here or in a terminal, with the run's model or, where that is elsewhere, with another."""
     at_hand = model_of(run) is not None
     command = f"twell ablate {html.escape(shlex.quote(str(run.path)) if at_hand else 'MODEL --text FILE --out DIR')}"
-    said = (
-        "Measure it on this run's tokens, with its model:"
-        if at_hand
-        else "The model of this run is not on this machine; measure one that is:"
-    )
     st.html(
-        f"""<div class="tw-empty"><p>Counting says what fires; taking it away says what matters. Not measured yet: the
-        loss with ever fewer firings, without each layer's FFN, and without the neurons that never fired. {said}</p>
-        <pre>{unbroken(command)}</pre><p>And every neuron's effect, some of them exactly:</p>
-        <pre>{unbroken(command + " --neurons 64")}</pre></div>"""
+        """<div class="tw-empty"><p>Counting says what fires; taking it away says what matters. Not measured yet: the
+        loss with ever fewer firings, without each layer's FFN, and without the neurons that never fired.</p></div>"""
+    )
+    draw_study(run)
+    tokens = '<code class="tw-option">--tokens</code>'
+    said = f"In a terminal, on {whole(20_000)} tokens, {whole(500_000)} on a GPU, or as many as {tokens} says:"
+    st.html(
+        f"""<div class="tw-empty"><p>{said}</p><pre>{unbroken(command)}</pre>
+        <p>And every neuron's effect, some of them exactly:</p><pre>{unbroken(command + " --neurons 64")}</pre></div>"""
     )
     if at_hand and run.has("examples"):
         widgets.page_link("neurons", "One neuron at a time, at once: choose it, then “What if it were zero?” →")
@@ -141,8 +143,14 @@ def what_is_missing(sentences: list[str]) -> None:
 
 
 run = current_run()
-widgets.title("What matters to the loss?")
-if run.has("effects") or run.has("neuron_effects"):
+measured = run.has("effects") or run.has("neuron_effects")
+with st.container(horizontal=True, vertical_alignment="center"):
+    widgets.title("What matters to the loss?")
+    if measured:
+        study_button(run)
+job_status()
+if measured:
+    note_unfinished(run)
     missing: list[str] = []
     for draw in (curves, layers, budget, neurons, every_condition):
         with widgets.show_errors():

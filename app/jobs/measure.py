@@ -77,7 +77,8 @@ def _start(run: Run, model: tuple[str, str | None], kind: str, waits: bool) -> N
     off = is_busy() or reading
     if st.button("Measure", type="primary", key="measure-start", disabled=off, on_click=sync_url):
         arguments, cases = bench_arguments(run, model, kind)
-        start_job(MEASUREMENT, run.path.resolve(), run_name(), arguments, cases=cases)
+        out = run.path.resolve()
+        start_job(MEASUREMENT, out, run_name(), [*arguments, "--out", str(out)], cases=cases)
     note_if_busy()
     if reading:
         widgets.note("The model is reading a text, or getting ready to. Wait until it is done: both would be slower.")

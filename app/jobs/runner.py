@@ -1,8 +1,8 @@
-"""Run `twell bench` in a process of its own, to measure a model's layers, and find the models that are at hand.
+"""Run `twell bench` or `twell ablate` in a process of its own, and find the models that are at hand.
 
-One job runs at a time, because two would slow each other down and falsify the measurement. It becomes the `bench` table
-of the run that is shown. The dashboard itself never imports torch. Nothing is downloaded: models of the hub are looked
-up in the local cache only.
+One job runs at a time, because two would slow each other down and falsify the measurement. It becomes a table, `bench`
+or `effects`, of the run that is shown. The dashboard itself never imports torch. Nothing is downloaded: models of the
+hub are looked up in the local cache only.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from importlib import resources
 from pathlib import Path
 
 from twell.workbench.errors import UserError
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.homes.model_home import model_home
 from twell.workbench.run.store import Run
 
@@ -30,6 +31,7 @@ BUNDLED = "demo-model"
 CASE = re.compile(r", [\d,]+ rows, nnz [\d.,]+: ")  # the line that `twell bench` prints once it has timed a case
 REPORT = re.compile(r"  nnz [\d.,]+(, |$)")  # the line above the figures of one, which come after the last
 WHOLE = re.compile(r"^whole model.*, nnz [\d.,]+$")  # the same of a whole model
+BATCHES = re.compile(r"^([\d,]+) of ([\d,]+) batches")  # the line that `twell ablate` prints now and then
 
 
 def require_torch() -> None:
@@ -48,9 +50,11 @@ class Job:
         purpose: "a measurement", as messages name it.
         out: the folder of the run that it writes.
         run: that run's name in the address.
-        cases: how many cases it times.
+        cases: how many cases it times; 0 of a study, whose batches it counts itself.
         process: the process.
         folder: its working directory, with its log.
+        page: the name of the page that shows what it writes.
+        before: when the run's manifest had been written last, in ns, as it started.
         began: when it started, by the monotonic clock.
         stopped: whether the user has stopped it.
     """
@@ -61,6 +65,8 @@ class Job:
     cases: int
     process: subprocess.Popen[bytes]
     folder: tempfile.TemporaryDirectory[str] = field(repr=False)
+    page: str = "kernels"
+    before: int = 0
     began: float = field(default_factory=time.monotonic)
     stopped: bool = False
 
@@ -78,15 +84,26 @@ class Job:
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         return [line.strip() for line in text.splitlines() if line.strip()]
 
-    def progress(self) -> int:
-        """Return the number of cases timed so far."""
+    def progress(self) -> tuple[int, int]:
+        """Return the number of cases timed so far, or of batches, and how many there are; 0 where that is not known."""
         lines = self.log_lines()
-        return max(sum(kind.search(line) is not None for line in lines) for kind in (CASE, REPORT, WHOLE))
+        if self.cases:
+            done = max(sum(kind.search(line) is not None for line in lines) for kind in (CASE, REPORT, WHOLE))
+            return done, self.cases
+        batches = [match for line in lines if (match := BATCHES.match(line))]
+        if not batches:
+            return 0, 0
+        return int(batches[-1][1].replace(",", "")), int(batches[-1][2].replace(",", ""))
+
+    @property
+    def has_recorded(self) -> bool:
+        """Whether anything was written into the run since the job began."""
+        return _written(self.out) != self.before
 
     def failure(self) -> str | None:
         """Return why the job ended without a result, in a sentence; None if it is running or has one."""
         code = self.process.poll()
-        if code is None or (self.progress() > 0 and (code == 0 or self.stopped)):
+        if code in (None, 0) or (self.stopped and self.has_recorded):
             return None
         if self.stopped:
             return "Stopped before anything was recorded."
@@ -108,12 +125,12 @@ class JobRunner:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def start(self, purpose: str, out: Path, run: str, arguments: list[str], cases: int) -> Job:
+    def start(self, purpose: str, out: Path, run: str, arguments: list[str], cases: int, page: str = "kernels") -> Job:
         """Start `twell` in a temporary folder.
 
         Args:
-            purpose, out, run, cases: see Job.
-            arguments: the command line after `twell`, without `--out`.
+            purpose, out, run, cases, page: see Job.
+            arguments: the command line after `twell`.
 
         Raises UserError if another job is running, or if torch and transformers are not installed.
         """
@@ -123,8 +140,8 @@ class JobRunner:
                 raise UserError(f"Expected no other process, one is running ({self.job.purpose}): wait, or stop it.")
             if self.job is not None:
                 self.job.folder.cleanup()
-            folder = tempfile.TemporaryDirectory(prefix="twell-")
-            line = [sys.executable, "-m", "twell.workbench", *arguments, "--out", str(out)]
+            folder, before = tempfile.TemporaryDirectory(prefix="twell-"), _written(out)
+            line = [sys.executable, "-m", "twell.workbench", *arguments]
             with open(Path(folder.name) / "log", "wb") as log:
                 process = subprocess.Popen(
                     line,
@@ -135,7 +152,7 @@ class JobRunner:
                     start_new_session=True,
                     env=os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "400", "PYTHONUNBUFFERED": "1"},
                 )
-            self.job = Job(purpose, out, run, cases, process, folder)
+            self.job = Job(purpose, out, run, cases, process, folder, page, before)
             return self.job
 
     def clear(self) -> None:
@@ -148,6 +165,14 @@ class JobRunner:
         """End the job when the server ends."""
         if self.job is not None and self.job.running:
             self.job.process.terminate()
+
+
+def _written(out: Path) -> int:
+    """Return when a run's manifest was written last, in ns; 0 if there is none."""
+    try:
+        return (out / manifests.FILE).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def model_of(run: Run) -> tuple[str, str | None] | None:

@@ -15,7 +15,7 @@ from twell.app.ui.url_state import current_run, open_page, redraw_page
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import open_run
 
-MEASUREMENT = "a measurement"  # the purpose of a job
+MEASUREMENT, STUDY = "a measurement", "a study"  # the purposes of jobs
 INTERVAL = 0.5  # seconds between two looks at the job
 
 
@@ -25,10 +25,10 @@ def job_runner() -> JobRunner:
     return JobRunner()
 
 
-def start_job(purpose: str, out: Path, run: str, arguments: list[str], cases: int) -> None:
+def start_job(purpose: str, out: Path, run: str, arguments: list[str], cases: int, page: str = "kernels") -> None:
     """Start a job and draw the page again, or show why it cannot be started. For the arguments see JobRunner.start."""
     try:
-        st.session_state["job"] = job_runner().start(purpose, out, run, arguments, cases)
+        st.session_state["job"] = job_runner().start(purpose, out, run, arguments, cases, page)
     except (UserError, OSError) as error:
         st.warning(message_markdown(str(error)))
         return
@@ -106,7 +106,7 @@ def _open_result(job: Job, on_its_run: bool) -> None:
     job_runner().clear()
     if on_its_run:
         redraw_page()
-    open_page("kernels", run=job.run)
+    open_page(job.page, run=job.run)
 
 
 def _draw_end(job: Job, failure: str | None) -> None:
@@ -114,7 +114,7 @@ def _draw_end(job: Job, failure: str | None) -> None:
     with st.container(horizontal=True, vertical_alignment="center", gap="medium", key="job"):
         if failure is None:
             widgets.note(f"{job.purpose.capitalize()}: done", width="content")
-            widgets.page_link("kernels", "Open it →", run=job.run)
+            widgets.page_link(job.page, "Open it →", run=job.run)
         else:
             (st.info if job.stopped else st.warning)(message_markdown(failure), width=520)
         if st.button("Close", key="job-close"):
@@ -131,12 +131,16 @@ def _run_digest(job: Job) -> str:
 
 
 def _draw_progress(job: Job) -> None:
-    """Draw a line about a running job, with a bar of its cases, and a button that stops it."""
-    done, lines = job.progress(), job.log_lines()
-    state = f"{plural(done, 'case')} done" if done else "the model is running" if lines else "the process is starting"
+    """Draw a line about a running job, with a bar of its cases or batches, and a button that stops it."""
+    (done, total), lines = job.progress(), job.log_lines()
+    unit, units = ("case", "cases") if job.cases else ("batch", "batches")
+    state = "the model is running" if lines else "the process is starting"
+    if done:
+        state = f"{plural(done, unit, units.removeprefix(unit))} done"
     if job.stopped:
         state = "stopping"
     text = f"{job.purpose.capitalize()}: {state}, {job.seconds:.0f} s"
+    in_all = f"; {total} {units} in all" if total else ""
     with st.container(horizontal=True, vertical_alignment="center", gap="medium", key="job"):
-        st.progress(min(done / max(job.cases, 1), 1.0), f"{text}; {job.cases} cases in all", width=520)
+        st.progress(min(done / max(total, 1), 1.0), text + in_all, width=520)
         st.button("Stop", key="job-stop", on_click=job.stop)

@@ -130,8 +130,8 @@ def draw_whole_run(run: Run) -> None:
     """Draw the buttons that save the whole run."""
     widgets.heading(
         "The whole run",
-        "As a notebook that has run, its figures also as images, which takes some seconds; as one self-contained HTML "
-        "page with the same sections; or as Parquet files, one for each computed table below.",
+        "As a notebook that has run, its figures also as images, which takes some seconds to a minute; as one "
+        "self-contained HTML page with the same sections; or as Parquet files, one for each computed table below.",
     )
     with st.container(horizontal=True, gap="small"):
         for label, kind, mime, make in (

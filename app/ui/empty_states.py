@@ -9,7 +9,7 @@ import streamlit as st
 
 from twell.app.ui import widgets
 from twell.app.ui.formatting import marked_up, message_markdown, plural
-from twell.app.ui.run_catalog import RunCatalog, find_runs
+from twell.app.ui.run_catalog import RECORDED, RunCatalog, find_runs
 from twell.app.ui.url_state import redraw_page
 from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run
@@ -33,6 +33,17 @@ def no_runs(catalog: RunCatalog) -> None:
     _wait_for_run()
 
 
+def note_bundled(catalog: RunCatalog) -> None:
+    """Draw a note that the run which is shown came with the package, where the folder has no run of its own."""
+    if catalog.runs and all(run.startswith(RECORDED) for run in catalog.runs):
+        folder = html.escape(str(catalog.folder.absolute()))
+        command = html.escape(shlex.join(["twell", "demo", "--no-app", "--out", str(catalog.folder / "demo")]))
+        widgets.note(
+            f'<span class="tw-mark">bundled</span> There is no run in <code>{folder}</code> yet: this one came with '
+            f"the package. To record one here: <code>{command}</code>"
+        )
+
+
 def no_page(name: str) -> None:
     """Draw the page of an address that names a page which is not there."""
     st.html(
@@ -53,7 +64,8 @@ def not_found(catalog: RunCatalog, name: str) -> None:
             "If its capture has not started yet, this page shows it as soon as it does."
         )
     )
-    title = "This run cannot be read" if reason else "This run is gone"
+    was_shown = isinstance(shown := st.session_state.get("current_run"), Run) and shown.path.name == name
+    title = "This run cannot be read" if reason else "This run is gone" if was_shown else "There is no such run"
     st.html(
         f'<div class="tw-empty"><h1 class="tw-title">{title}</h1><p>{text}</p><p>Choose another run above.</p></div>'
     )

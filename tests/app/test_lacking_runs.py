@@ -81,7 +81,7 @@ def test_a_run_that_cannot_be_read_is_named_with_its_reason(show: Show, runs: Pa
 def test_an_address_leads_to_a_run_of_the_folder_or_nowhere(show: Show, runs: Path, name: str) -> None:
     test = show(runs, "layers", run=name)
     assert not test.exception
-    assert "This run is gone" in markup(test)
+    assert "There is no such run" in markup(test) and "This run is gone" not in markup(test)
     assert "<script>" not in markup(test)
     assert not figures(test)
     test.selectbox(key="chooser").set_value("made").run()
@@ -95,6 +95,7 @@ def test_recorded_runs_of_the_package_stand_beside_those_of_the_folder(
     monkeypatch.setattr("twell.app.ui.run_catalog.recorded_folder", lambda: runs)
     test = show(recording, run="recorded/made")
     assert not test.exception
+    assert "came with the package" not in markup(test), "the folder has a run of its own"
     names = test.selectbox(key="chooser").options
     assert names[0] == "live · recording"
     assert "made (bundled)" in names
@@ -103,6 +104,15 @@ def test_recorded_runs_of_the_package_stand_beside_those_of_the_folder(
     test = show(recording, run="made")
     assert figures(test) == 1
     assert test.query_params["run"] == "recorded/made"
+
+
+def test_over_an_empty_folder_the_page_says_that_its_run_is_of_the_package(
+    show: Show, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twell.app.ui.run_catalog.recorded_folder", lambda: runs)
+    page = markup(show(tmp_path, "layers", run="recorded/made"))
+    assert f"There is no run in <code>{tmp_path}</code> yet: this one came with the package" in page
+    assert f"twell demo --no-app --out {tmp_path / 'demo'}" in page
 
 
 def test_an_empty_folder_says_how_to_record_a_run(show: Show, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from support.servers import remove
 
 from twell.workbench.run import manifest as manifests
 
-GONE = 'h1:has-text("This run is gone")'
+GONE, NONE = 'h1:has-text("This run is gone")', 'h1:has-text("There is no such run")'
 
 
 def add_broken_part(run: Path) -> str:
@@ -57,10 +57,10 @@ def test_a_run_that_is_asked_for_before_it_begins_is_shown_once_it_does(
 ) -> None:
     later = growing_run / "live"
     later.rename(growing_run / "aside")
-    growing_page.open("/layers?run=live", GONE)
+    growing_page.open("/layers?run=live", NONE)
     (growing_run / "aside").rename(later)
     growing_page.page.wait_for_selector(".js-plotly-plot")
-    assert growing_page.page.locator(GONE).count() == 0
+    assert growing_page.page.locator(NONE).count() == 0
     growing_page.check()
 
 

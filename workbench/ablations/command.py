@@ -20,6 +20,7 @@ from twell.workbench.ablations.study import Study, effective, neuron_fires, note
 from twell.workbench.capturing.command import capture
 from twell.workbench.capturing.progress import Batches
 from twell.workbench.errors import UserError
+from twell.workbench.interrupt import stopped_by_sigterm
 from twell.workbench.models.own_code import OwnModel, open_own, refuse_other_weights, where_of
 from twell.workbench.option_fields import check_bounds
 from twell.workbench.options import CaptureOptions
@@ -38,6 +39,7 @@ TOKENS = {"cpu": 20_000, "cuda": 500_000}
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32_768}
 
 
+@stopped_by_sigterm()
 def ablate(
     options: AblateOptions,
     allocated: Callable[[Run, float, Sequence[str]], str] | None = None,

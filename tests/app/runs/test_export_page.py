@@ -40,6 +40,8 @@ def test_export_shows_any_table_and_says_what_is_missing(show: Show, runs: Path,
     assert test.query_params["table"] == "recorded: vocab"
     assert set(test.dataframe[1].value["column"]) == {"token_id", "bytes", "text", "special"}
     assert "records" not in warned(test)
+    page = " ".join(str(block.proto.body) for block in test.get("html"))
+    assert "takes some seconds to a minute" in page, "50 s on a machine that did other things"
     lacking = show(runs, "export", run="interrupted", table="speedup")
     assert not lacking.exception
     assert "timings" in warned(lacking)

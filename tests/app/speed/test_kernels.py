@@ -183,10 +183,10 @@ def test_the_whole_model_is_measured_from_the_page(bundled_run: Path, growing_pa
 
 def test_a_measurement_that_is_stopped_keeps_what_it_has(made: ModuleType, tmp_path: Path) -> None:
     run = open_run(made.bundled(tmp_path) / "tiny")
-    runner = JobRunner()
-    arguments = ["bench", "--shape", "64,128", "--inputs", "even", "--nnz", ",".join(map(str, range(2, 42)))]
-    job = runner.start("a measurement", run.path, "tiny", [*arguments, "--no-compile"], cases=40)
-    while not job.progress() and job.running:
+    runner, nnz = JobRunner(), ",".join(map(str, range(2, 42)))
+    arguments = ["bench", "--shape", "64,128", "--inputs", "even", "--no-compile", "--out", str(run.path)]
+    job = runner.start("a measurement", run.path, "tiny", [*arguments, "--nnz", nnz], cases=40)
+    while not job.progress()[0] and job.running:
         time.sleep(0.1)
     job.stop()
     job.process.wait(60)
