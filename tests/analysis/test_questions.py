@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support import synthetic_runs
+from support import planted_effects, synthetic_runs
 
 from twell import analysis
 from twell.workbench.errors import Missing, UserError
@@ -23,7 +23,7 @@ from twell.workbench.run.store import Run
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     shape = synthetic_runs.Shape(d_ff=64, vocab=60, sequences=24, length=40, fired=True)
-    return synthetic_runs.make(tmp_path_factory.mktemp("arguments") / "run", shape)
+    return planted_effects.add_effects(synthetic_runs.make(tmp_path_factory.mktemp("arguments") / "run", shape))
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {
@@ -76,7 +76,9 @@ def test_a_run_is_exported_by_itself(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "argument"), [(analysis.loudest, 1), (analysis.compare_positions, 2)], ids=["loudest", "positions"]
+    ("question", "argument"),
+    [(analysis.loudest, 1), (analysis.compare_positions, 2), (analysis.studies, 1)],
+    ids=["loudest", "positions", "studies"],
 )
 def test_help_names_every_column(run: Run, question: Callable[..., pd.DataFrame], argument: int) -> None:
     """Of those that once sent to another question's."""
@@ -121,6 +123,15 @@ def test_layers_have_one_type(run: Run) -> None:
     types = {name: str(table["layer"].dtype) for name, table in tables(run).items() if "layer" in table}
     assert len(types) > 25
     assert {name: one for name, one in types.items() if one != "int32"} == {}
+
+
+def test_each_table_says_what_it_is_of(run: Run) -> None:
+    """In its attrs, as the package's help promises; the log of a training too."""
+    training = analysis.study_runs()[0]
+    silent = [name for name, table in (tables(run) | tables(training)).items() if not table.attrs.get("note")]
+    assert silent == []
+    assert "from number 2 on" in analysis.effects(run, half=1).attrs["note"]
+    assert analysis.layer_histogram(run, flagged=True).attrs["note"] == "every token of the run"
 
 
 def test_an_exported_table_has_the_same_types(run: Run, tmp_path: Path) -> None:
