@@ -26,6 +26,7 @@ from twell.analysis.neurons.coactivation import fired_csr, sampled_layers
 from twell.analysis.neurons.concentration import dead_mask
 from twell.analysis.questions import with_layers
 from twell.workbench.errors import Missing, UserError, path_of
+from twell.workbench.option_fields import python_names
 from twell.workbench.options import ExportOptions, Format
 from twell.workbench.run.schema import TABLES
 from twell.workbench.run.store import Run, open_run
@@ -59,7 +60,8 @@ def export(
         return _export(open_run(run.run, run.without_damaged), run)
     path = path_of(out, "a file or a folder for out=")  # type: ignore[arg-type]  # None it refuses
     tables = (table,) if isinstance(table, str) else tuple(table)
-    return _export(run, ExportOptions(run=run.path, table=tables, format=format, out=path))
+    with python_names(ExportOptions):
+        return _export(run, ExportOptions(run=run.path, table=tables, format=format, out=path))
 
 
 def _export(run: Run, options: ExportOptions) -> list[Path]:

@@ -71,6 +71,8 @@ def test_a_run_is_exported_by_itself(run: Run, tmp_path: Path) -> None:
     assert names == {"by_layer.json", "by_neuron.json"}
     with pytest.raises(UserError, match="Expected a file or a folder for out=, got None"):
         analysis.export(run)
+    with pytest.raises(UserError, match=r"Expected out= with an ending of .*, got .*x\.doc: name another file"):
+        analysis.export(run, tmp_path / "x.doc")
     with pytest.raises(UserError, match="Expected format= as one of parquet, csv, json"):
         analysis.export(run, tmp_path, format="excel")  # type: ignore[arg-type]
 

@@ -21,7 +21,7 @@ from twell.workbench.ablations.options import AblateOptions
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import unwrapped
 from twell.workbench.models.own_code import has_zeros, own_of
-from twell.workbench.option_fields import check_bounds, plain_values
+from twell.workbench.option_fields import check_bounds, plain_values, python_names
 from twell.workbench.run.store import Run
 from twell.workbench.text.sources import TextSource
 from twell.workbench.watching.from_objects import capture, language_model
@@ -29,6 +29,7 @@ from twell.workbench.watching.from_objects import capture, language_model
 OF_STUDY = ("neurons", "tokens", "batch_tokens", "seed")  # fields of AblateOptions that are arguments here
 
 
+@python_names(AblateOptions, text="texts", condition="conditions")
 def study(
     model: nn.Module | str | Path,
     texts: str | Path | TextSource | Sequence[str | Path | TextSource],

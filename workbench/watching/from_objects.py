@@ -24,7 +24,7 @@ from twell.workbench.capturing.firings import layers_text
 from twell.workbench.errors import UserError, path_of
 from twell.workbench.models.attach import attached, name_of, path_inside, unwrapped
 from twell.workbench.models.load import refuse_other_tokenizer
-from twell.workbench.option_fields import check_bounds, plain_values
+from twell.workbench.option_fields import check_bounds, plain_values, python_names
 from twell.workbench.options import CaptureOptions
 from twell.workbench.run.store import Run, refuse_existing
 from twell.workbench.text.given import sources_of
@@ -35,6 +35,7 @@ OF_A_PATH = ("revision", "device", "resume")  # options that an object has decid
 NOT_GIVEN = ("model", "text", "out")  # arguments of their own here
 
 
+@python_names(CaptureOptions, text="texts")
 def capture(
     model: nn.Module | str | Path,
     texts: str | Path | TextSource | Sequence[str | Path | TextSource],
