@@ -44,7 +44,7 @@ from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
 from twell.workbench.run.store import Run, open_run, refuse_existing
 from twell.workbench.run.writer import RunWriter
 from twell.workbench.text.vocabulary import special_ids
-from twell.workbench.watching.answers import Answers, ask, nothing_seen
+from twell.workbench.watching.answers import Answers, nothing_seen
 from twell.workbench.watching.call_inputs import refuse_names
 from twell.workbench.watching.hooks import CallHooks
 from twell.workbench.watching.reads import SOURCE, Group
@@ -220,10 +220,6 @@ class watch(Answers):  # called like a function, in a with statement
         if not self._entered:
             raise Missing("This watch has not begun: call the model inside the with block.")
         return self.totals.take()
-
-    def text(self, sequence: int = 0, layer: int | None = None) -> Any:
-        """Return a sequence that a notebook shows shaded by nnz, in all layers or one; `str()` of it is its text."""
-        return ask("shaded_text", self.run, sequence=sequence, layer=layer)
 
     def _special_ids(self) -> set[int]:
         """Return the ids of special tokens: the tokenizer's, or what the model's configuration names."""
