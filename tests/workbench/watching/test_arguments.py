@@ -83,3 +83,27 @@ def test_a_truth_value_is_no_layer(small: Any) -> None:
         small(torch.arange(1, 9)[None])
     with pytest.raises(UserError, match="Expected a layer from 0 to 1, got True"):
         w.fired(True)
+
+
+def test_ranks_take_a_folder_each(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both when a watch begins, and when another rank was the first to write after that."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with torch.no_grad():
+        begun = watch(small, out=tmp_path).__enter__()
+        (tmp_path / "of_another_rank").touch()
+        small(torch.arange(1, 9)[None])
+        with pytest.raises(UserError, match="of 2 ranks, give each a folder of its own"):
+            begun.__exit__(None, None, None)
+    with pytest.raises(UserError, match="of 2 ranks, give each a folder of its own"):
+        watch(small, out=tmp_path).__enter__()
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(UserError, match=r"choose another folder\.$"):
+        watch(small, out=tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("options", [{}, {"probes": "counts"}, {"rows": False, "dense": True}])
+def test_metrics_have_the_same_names_before_the_first_token(small: Any, options: dict[str, Any]) -> None:
+    with torch.no_grad(), watch(small, **options) as w:
+        empty = w.metrics()
+        small(torch.arange(1, 9)[None])
+        assert list(empty) == list(w.metrics()) == list(w.metrics())

@@ -66,7 +66,7 @@ def test_a_shaded_text_has_the_form_that_a_run_promises() -> None:
 def test_completion_names_figures_and_questions_alone() -> None:
     """In a process of its own: the figures are listed before plotly, which draws them, is imported."""
     code = (
-        "import sys; from twell import analysis; names = dir(analysis); assert 'plots' in names and 'by_layer' in names;"
+        "import sys; from twell import analysis; assert {'plots', 'by_layer'} <= set(dir(analysis));"
         "assert not {'plotly', 'torch'} & set(sys.modules), 'early'; from twell.analysis import plots;"
         "assert dir(plots) == sorted(plots.__all__) and callable(plots.overview)"
     )
