@@ -10,6 +10,8 @@ summaries; a query engine is loaded only for that. About a run that is used with
 it lacks: `attrs["left_out"]`, or the entry of that name in a dict.
 """
 
+from typing import TYPE_CHECKING
+
 from twell.analysis import questions
 from twell.analysis.ablations.allocation import allocation
 from twell.analysis.ablations.by_condition import effects
@@ -56,6 +58,9 @@ from twell.analysis.tokens.contexts import contexts, loudest, passages
 from twell.analysis.tokens.identity import token_covariates, token_identity
 from twell.analysis.tokens.words import by_word
 from twell.analysis.training import compare_trainings, sparse_since, training_layers, training_results, training_steps
+
+if TYPE_CHECKING:
+    from twell.analysis.figures import plots as plots  # for editors; see __getattr__
 
 __all__ = [
     "across_layers",
@@ -142,3 +147,8 @@ def __getattr__(name: str) -> object:
 
         return import_module("twell.analysis.figures.plots")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return what a notebook completes: the questions, and `plots`, which may not have been imported yet."""
+    return [*__all__, "plots"]

@@ -1,8 +1,11 @@
 """What every question about a run has in common: it checks what it is asked with, and names what a run lacks.
 
+Several runs are given in a list or one after another, to every question that takes several.
+
 Each argument is checked at the call by its declared type, and numbers by their bounds: a wrong one would else fail deep
 inside, as a file that cannot be read, or be answered as if another had been asked. An answer about a run that is used
-without its damaged parts, `open_run(path, without_damaged=True)`, names them. Cost: some 10 µs a question.
+without its damaged parts, `open_run(path, without_damaged=True)`, names them. Its column `layer` has the type that a
+run's own tables have, so that tables can be joined and compared. Cost: some 10 µs a question, 0.2 ms with a layer.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
+from itertools import takewhile
 from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 import pandas as pd
@@ -23,13 +27,14 @@ from twell.workbench.run.store import Run
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
 ONE, SEVERAL = "run", "runs"  # what questions call their first argument
+LAYER = "layer"
 LEAST = {"limit": 1, "width": 0, "min_count": 1, "min_fires": 1, "lags": 1, "windows": 1}
 
 
 def asked(question: Callable[P, Answer]) -> Callable[P, Answer]:
-    """Return a question whose answers name what their runs are used without.
+    """Return a question whose answers name what their runs are used without, and number layers by one type.
 
-    question: takes a run first, or a list of runs; of its answers, DataFrames and dicts name it
+    question: takes a run first, or a list of runs; of its answers, DataFrames and dicts name what is left out
     It raises UserError for an argument that the question cannot be asked with.
     """
     signature = inspect.signature(question)
@@ -37,19 +42,32 @@ def asked(question: Callable[P, Answer]) -> Callable[P, Answer]:
     @functools.wraps(question)
     def ask(*args: P.args, **kwargs: P.kwargs) -> Answer:
         try:
-            bound = signature.bind_partial(*args, **kwargs)
+            bound = signature.bind_partial(*_in_one_list(signature, args), **kwargs)
         except TypeError as error:  # it does not say of which function
             raise TypeError(f"{question.__name__}: {error}") from None
         given = bound.arguments
         given.update(_plain(given))
         _check(question, given)
-        answer = question(*bound.args, **bound.kwargs)
+        answer = with_layers(question(*bound.args, **bound.kwargs))
         first = given.get(ONE, given.get(SEVERAL))
         runs = first if isinstance(first, list | tuple) else [first]
         sentences = [run.left_out for run in runs if isinstance(run, Run) and run.left_out]
         return _with(answer, " ".join(sentences)) if sentences else answer
 
     return ask
+
+
+def _in_one_list(signature: inspect.Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments by position with runs that were given one after another in a list, if the question takes one."""
+    runs = list(takewhile(lambda one: isinstance(one, Run), args))
+    return (runs, *args[len(runs) :]) if SEVERAL in signature.parameters and len(runs) > 1 else args
+
+
+def with_layers(answer: Any) -> Any:
+    """Return a DataFrame with its layers as int32, which a run's tables have; anything else as it is."""
+    if isinstance(answer, pd.DataFrame) and LAYER in answer and answer[LAYER].dtype == "int64":
+        return answer.astype({LAYER: "int32"})
+    return answer
 
 
 def _with(answer: Any, sentence: str) -> Any:
@@ -72,8 +90,9 @@ def _check(question: Callable[..., Any], given: Mapping[str, Any]) -> None:
         if name == SEVERAL:
             _check_runs(question.__name__, value)
         elif Run in (kind, *get_args(kind)):
-            others = tuple(one for one in get_args(kind) if one is not Run)  # None, or options, in place of a run
-            for run in value if is_rest else [value]:
+            others = tuple(one for one in get_args(kind) if isinstance(one, type) and one is not Run)  # None, options
+            takes_list = Sequence[Run] in get_args(kind) and isinstance(value, list | tuple)
+            for run in value if is_rest or takes_list else [value]:
                 if not isinstance(run, others):
                     _check_run(run)
         else:

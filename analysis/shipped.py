@@ -54,7 +54,14 @@ def findings_at_hand(runs: Run | Sequence[Run]) -> pd.DataFrame:
 
 
 def studies(run: Run | None = None) -> pd.DataFrame:
-    """Return how each training of the studies ended. Columns: those of `training_results`, and this_run.
+    """Return how each training of the studies ended; a row a training, by L1. Columns, as `training_results` has them:
+
+    name; seed, layers, d_model, d_ff, activation, restart_every, l1; ffn (gated or plain); parameters; tokens, steps
+    (trained on); l1_end (the coefficient at its last step); loss (nats a token, held out); rise (loss over that of the
+    same training without L1, less 1); nnz (mean over layers), sparsity, dead (share of all neurons); ffn_speedup,
+    model_speedup, step_speedup, cpu_ffn_speedup, cpu_model_speedup (dense over sparse time; NaN where not measured);
+    this_run (whether the row is `run`'s). attrs: note; device, cpu_device, rows, cpu_rows, step_rows (what the speeds
+    hold for).
 
     run: a run that is added as the last row, with its nnz, its speeds on its own device and this_run true; its loss is
     left out, as it is of another text. Raises Missing where the package holds no training.

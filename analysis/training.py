@@ -25,6 +25,7 @@ from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run
 
 SPARSE_SHARE = 0.1  # of d_ff: from there on the sparse kernels are faster than dense ones (kernels/training.py)
+NOTE = "means over the training's steps since the row before, of its own text"
 LAST = 0.1  # share of the log that stands for its end
 EQUAL = 0.1  # how far apart tokens, tokens a parameter, or parameters, may be and still count as equal
 OWN = ("name", "seed", "minutes", "log_every", "evaluations")  # fields of a recipe in which one training may differ
@@ -181,6 +182,7 @@ def training_steps(run: Run) -> pd.DataFrame:
     steps["nnz"], steps["dead"] = nnz.mean(axis=1), np.average(dead, axis=1, weights=run.widths)
     steps["sparsity"] = 1 - steps["nnz"] * run.layers / run.neurons
     steps["step_speedup"] = steps["dense_step"].astype(float) / steps["sparse_step"].astype(float)
+    steps.attrs["note"] = NOTE
     record = run.manifest.training or {}
     if "origin_loss" in record:
         steps.attrs |= {"origin": str(record["origin"]["name"]), "origin_loss": float(record["origin_loss"])}
@@ -225,7 +227,9 @@ def training_layers(run: Run) -> pd.DataFrame:
         )
         for layer, (nnz, dead) in enumerate(zip(nnz_columns(run.layers), nnz_columns(run.layers, "dead"), strict=True))
     ]
-    return pd.concat(layers, ignore_index=True).sort_values(["step", "layer"], ignore_index=True)
+    table = pd.concat(layers, ignore_index=True).sort_values(["step", "layer"], ignore_index=True)
+    table.attrs["note"] = NOTE
+    return table
 
 
 def sparse_since(run: Run, share: float = SPARSE_SHARE) -> pd.DataFrame:
@@ -252,7 +256,9 @@ def sparse_since(run: Run, share: float = SPARSE_SHARE) -> pd.DataFrame:
                 "step_least": int(least["step"]),
             }
         )
-    return pd.DataFrame(rows).astype({"step": "Int64", "tokens": "Int64"})
+    table = pd.DataFrame(rows).astype({"step": "Int64", "tokens": "Int64"})
+    table.attrs["note"] = f"sparse: nnz of at most {share:g} of d_ff in each row to the end; {NOTE}"
+    return table
 
 
 def compare_trainings(runs: Sequence[Run]) -> pd.DataFrame:
@@ -266,6 +272,7 @@ def compare_trainings(runs: Sequence[Run]) -> pd.DataFrame:
     table = table[["run", *(name for name in table if name != "run")]]
     recipes = pd.DataFrame({run.name: pd.Series((run.manifest.training or {}).get("recipe", {})) for run in runs})
     written = recipes.map(str)
+    table.attrs["note"] = NOTE
     table.attrs["recipes"] = recipes[written.nunique(axis=1) > 1].drop(index="name", errors="ignore")
     return table
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -12,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from twell.workbench.errors import UserError
 
 TYPES: dict[Any, tuple[type, ...]] = {float: (int, float)}  # what fits where another type is declared
+FLAG = re.compile(r"--(no-)?([a-z][a-z-]*)(?:( )([\w.]*\w))?")  # in a sentence, with the word that follows
 WORDS = {int: "an int", float: "a float", bool: "True or False", str: "a str", Path: "a Path"}
 
 
@@ -37,6 +41,39 @@ def plain_values(options: dict[str, Any]) -> dict[str, Any]:
     """Return options by name with scalars of NumPy and torch, which arrays and DataFrames give, as Python's."""
     # by their shape: the command line's help would wait for NumPy
     return {name: value.item() if getattr(value, "shape", None) == () else value for name, value in options.items()}
+
+
+@contextmanager
+def python_names(options: type, **others: str) -> Iterator[None]:
+    """Have errors inside name options as arguments: seq_len= for --seq-len, loss=False for --no-loss; also a decorator.
+
+    What stands in backticks is a command, and stays. options: the dataclass of a command, others: by its field's name
+    the argument's, where that is another
+    """
+    try:
+        yield
+    except UserError as error:
+        pieces = str(error).split("`")
+        pieces[::2] = [FLAG.sub(partial(_argument, get_type_hints(options), others), piece) for piece in pieces[::2]]
+        error.args = ("`".join(pieces),)
+        raise
+
+
+def _argument(kinds: dict[str, Any], others: dict[str, str], flag: re.Match[str]) -> str:
+    """Return an option in a sentence as Python's argument, with the value that follows it; another command's as it is.
+
+    kinds: types of the options by field; others: as `python_names` takes them
+    """
+    off, name, space, word = flag.groups(default="")
+    field = name.replace("-", "_")
+    if field not in kinds:
+        return flag[0]
+    argument = others.get(field, field)
+    if kinds[field] is bool:
+        return f"{argument}={not off}{space}{word}"
+    if word and _fits(word, kinds[field]) and get_origin(kinds[field]) is Literal:
+        return f'{argument}="{word}"'
+    return f"{argument}={word}" if word[:1].isdigit() else f"{argument}={space}{word}"
 
 
 def check_bounds(options: Any, from_python: bool = False) -> None:

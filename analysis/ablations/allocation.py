@@ -79,7 +79,7 @@ def allocation(run: Run, budget: float | None = None) -> pd.DataFrame:
     )
     answer["threshold"] = _thresholds(run, condition)
     together, of_these = _together(run, table, condition)
-    answer.attrs |= {"halved": halved, "chosen_by": of_these and not halved}
+    answer.attrs |= {"note": table.attrs["note"], "halved": halved, "chosen_by": of_these and not halved}
     answer.attrs |= {"condition": condition, "singles": float(answer["change"].sum(skipna=False)), "budget": budget}
     answer.attrs |= dict(zip(JOINT, together, strict=True)) | _bytes(run, np.array(shares))
     return answer

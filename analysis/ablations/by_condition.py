@@ -55,7 +55,10 @@ def effects(run: Run, study: int | None = None, half: int | None = None) -> pd.D
     table = pd.DataFrame([_effect(each, half) for _, each in rows.groupby("condition", sort=False)])
     table["kind"] = pd.Categorical(table["kind"], ORDER, ordered=True)
     table = table.sort_values(["kind", "share", "layer"], ignore_index=True)
-    return table.astype({"kind": "string"}).astype({"kind": "object", "silenced": "Int64"})
+    table = table.astype({"kind": "string"}).astype({"kind": "object", "silenced": "Int64"})
+    documents = "all documents" if half is None else f"every other document, from number {half + 1} on"
+    table.attrs["note"] = f"over every predicted token of {documents} whose loss is finite; 95 % by documents"
+    return table
 
 
 @memoized

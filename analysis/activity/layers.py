@@ -32,7 +32,9 @@ def layer_histogram(run: Run, flagged: bool = False) -> pd.DataFrame:
     tokens are left out unless `flagged`."""
     rows = counted(open_summaries(run), flagged)
     layers = rows["layer"] >= 0
-    return pd.DataFrame({name: values[layers] for name, values in rows.items()})
+    frame = pd.DataFrame({name: values[layers] for name, values in rows.items()})
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": counted_tokens(run, flagged)}
+    return frame
 
 
 def histogram(summaries: Summaries, flagged: bool = False) -> pd.DataFrame:
@@ -111,7 +113,7 @@ def _by_layer(summaries: Summaries, flagged: bool) -> pd.DataFrame:
     frame.attrs = {
         "definition": run.manifest.nnz_definition,
         "tokens": int(tokens[0]),
-        "counted": "every token of the run" if flagged else counted_in([run]),
+        "counted": counted_tokens(run, flagged),
         "sequences": run.manifest.sequences,
         "note": note,
         "intervals": f"by groups of {summaries.clustered_by}",
@@ -232,6 +234,11 @@ def _used(summaries: Summaries, flagged: bool) -> NDArray:
 def unflagged_tokens(summaries: Summaries) -> int:
     """Return how many tokens have no flag: those that statistics count by default."""
     return _tokens(summaries, flagged=False)
+
+
+def counted_tokens(run: Run, flagged: bool = False) -> str:
+    """Return which tokens a table counts, and how many it leaves out. flagged: whether it takes those with a flag"""
+    return "every token of the run" if flagged else counted_in([run])
 
 
 def counted_in(runs: Sequence[Run]) -> str:

@@ -1,4 +1,4 @@
-"""Claims that compare models or trainings: checked over several runs, `findings(run, *others)`.
+"""Claims that compare models or trainings: checked over several runs, `findings([run, other, …])`.
 
 Each check takes all runs, the first among them, picks those that it can compare, and returns an Answer that names
 them. Trainings are compared by pairs (`pairs`). It raises Missing, with the command that would make what is missing. To

@@ -1,7 +1,7 @@
 """Findings: what has been claimed about sparse feed-forward layers, each claim checked on a run, or on several.
 
     findings(run)                    a row a claim: the claim, what this run says, and a graded verdict
-    findings(run, *others)           the same, and the claims on trainings and between models over all of them
+    findings([run, other, …])        the same, and the claims on trainings and between models over all of them
     print(markdown(run))             the same as a Markdown table for a report
     python -m twell.analysis RUN …   several runs side by side: each verdict and the finding behind it
 
@@ -22,7 +22,7 @@ from twell.analysis.claims.beyond import BEYOND
 from twell.analysis.claims.claim import FAILS, HOLDS, UNTOLD, VERDICTS, Answer, Claim, listed_runs, scope
 from twell.analysis.memo import memo_scope
 from twell.analysis.summaries.read import open_summaries
-from twell.workbench.errors import Missing
+from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
 __all__ = ["BEYOND", "CLAIMS", "FAILS", "HOLDS", "UNTOLD", "findings", "markdown", "side_by_side"]
@@ -30,22 +30,26 @@ __all__ = ["BEYOND", "CLAIMS", "FAILS", "HOLDS", "UNTOLD", "findings", "markdown
 CLAIMS: tuple[Claim, ...] = (*activity.CLAIMS, *tokens.CLAIMS, *speed.CLAIMS, *ablations.CLAIMS, *training.CLAIMS)
 
 
-def findings(run: Run, *others: Run) -> pd.DataFrame:
+def findings(run: Run | Sequence[Run], *others: Run) -> pd.DataFrame:
     """Check every claim on the run, and those that compare models or trainings on it and the others; a row a claim. A
-    claim on a training is checked on the first of them whose log can tell, which is named.
+    claim on a training is checked on the first of them whose log can tell, which is named. Several runs are given in a
+    list or one after another, the one that most claims are checked on first. Raises UserError for none.
 
     Columns: topic; claim; this_run (what the run says, in words; empty where it cannot tell); statistic (with its n);
     interval (95 %, or why there is none); verdict (holds, holds in part, does not hold, reversed, cannot be told);
     reason (the rule, or why it cannot be told); scope (what the run was measured on: parameters, layers, kernel,
     device; of a claim between models, the names of those that told); claim_scope (what the claim was measured on).
     """
-    where = scope(run)
+    runs = (run, *others) if isinstance(run, Run) else (*run, *others)
+    if not runs:
+        raise UserError("Expected a run or several, got none: open one first, as in open_run('runs/mine').")
+    run, where = runs[0], scope(runs[0])
     with memo_scope():
         rows = [_of_run(claim, run) for claim in CLAIMS if claim not in training.CLAIMS]
-        rows += [_of_first(claim, (run, *others)) for claim in training.CLAIMS]
-        together = f"none of {1 + len(others)} runs" if others else where
+        rows += [_of_first(claim, runs) for claim in training.CLAIMS]
+        together = f"none of {len(runs)} runs" if len(runs) > 1 else where
         rows += [
-            _checked(claim.topic, claim.text, partial(claim.check, (run, *others)), together, claim.scope)
+            _checked(claim.topic, claim.text, partial(claim.check, runs), together, claim.scope)
             for claim in across.CLAIMS
         ]
     rows += [_untold(topic, text, reason, where, "") for topic, text, reason in BEYOND]

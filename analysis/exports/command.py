@@ -24,7 +24,9 @@ from twell.analysis.exports.files import replacing, write_table
 from twell.analysis.exports.tables import ANALYSIS
 from twell.analysis.neurons.coactivation import fired_csr, sampled_layers
 from twell.analysis.neurons.concentration import dead_mask
+from twell.analysis.questions import with_layers
 from twell.workbench.errors import Missing, UserError, path_of
+from twell.workbench.option_fields import python_names
 from twell.workbench.options import ExportOptions, Format
 from twell.workbench.run.schema import TABLES
 from twell.workbench.run.store import Run, open_run
@@ -58,7 +60,8 @@ def export(
         return _export(open_run(run.run, run.without_damaged), run)
     path = path_of(out, "a file or a folder for out=")  # type: ignore[arg-type]  # None it refuses
     tables = (table,) if isinstance(table, str) else tuple(table)
-    return _export(run, ExportOptions(run=run.path, table=tables, format=format, out=path))
+    with python_names(ExportOptions):
+        return _export(run, ExportOptions(run=run.path, table=tables, format=format, out=path))
 
 
 def _export(run: Run, options: ExportOptions) -> list[Path]:
@@ -104,7 +107,7 @@ def _write_tables(run: Run, options: ExportOptions, format: Format) -> list[Path
 def _pieces(run: Run, name: str) -> Iterator[pa.Table]:
     """Yield a table in one piece (an analysis table) or part by part (a table of the run)."""
     if name in ANALYSIS:
-        yield pa.Table.from_pandas(ANALYSIS[name](run), preserve_index=False)
+        yield pa.Table.from_pandas(with_layers(ANALYSIS[name](run)), preserve_index=False)
         return
     yield from run.pieces(name)
 

@@ -1,7 +1,8 @@
 """Write tables to files piece by piece; a file appears complete or not at all.
 
 CSV and JSON have neither bytes nor half floats, and CSV has no lists: bytes are written as hexadecimal digits, half
-floats as float32, lists as JSON. A JSON file is an array of records, with null for NaN and infinities.
+floats as float32, lists as JSON. A JSON file is an array of records, with null for NaN, and for infinities a number
+past the greatest double, which JSON can spell and readers take for one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from twell.workbench.errors import UserError, no_temporary_folder
+
+ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @contextmanager
@@ -77,15 +80,19 @@ class JsonWriter:
     def write_table(self, piece: pa.Table) -> None:
         for record in piece.to_pylist():
             self.file.write(",\n" if self.rows else "[\n")
-            self.file.write(json.dumps({name: _json(value) for name, value in record.items()}, ensure_ascii=False))
+            self.file.write(_json(record))
             self.rows += 1
 
 
-def _json(value: Any) -> Any:
-    """Return a value as JSON can hold it: NaN and infinities as None."""
+def _json(value: Any) -> str:
+    """Return a value, a list or a record as JSON; NaN as null, infinities as a number past the greatest double."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{ENCODE(name)}: {_json(one)}' for name, one in value.items())}}}"
     if isinstance(value, list):
-        return [_json(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return f"[{', '.join(_json(entry) for entry in value)}]"
+    if not isinstance(value, float):
+        return ENCODE(value)
+    return repr(value) if math.isfinite(value) else "null" if math.isnan(value) else f"{'-' * (value < 0)}1e999"
 
 
 def _writer(path: Path, schema: pa.Schema, format: str) -> pq.ParquetWriter | pa.csv.CSVWriter | JsonWriter:

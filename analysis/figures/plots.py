@@ -132,6 +132,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """Return what a notebook completes: the figures alone."""
+    return __all__
+
+
 def overview(run: Run) -> Figure:
     """Draw a row a layer: mean nnz by position, nnz of a token, dead neurons, FFN speedup. Page Overview."""
     blocks = position_blocks(run, blocks=_overview.BLOCKS)

@@ -48,7 +48,11 @@ def neurons_at(run: Run, sequence: int, position: int) -> pd.DataFrame:
     )
     labels = [f"L{layer}/N{neuron}" for layer, neuron in zip(frame["layer"], frame["neuron"], strict=True)]
     frame.insert(0, "label", labels)
-    return frame.sort_values(["value", "layer", "neuron"], ascending=[False, True, True], ignore_index=True)
+    frame = frame.sort_values(["value", "layer", "neuron"], ascending=[False, True, True], ignore_index=True)
+    layers = ", ".join(str(row["layer"]) for row in sorted(rows, key=lambda row: row["layer"]))
+    note = f"every firing of this token in layers {layers}, whatever its flags"
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": note}
+    return frame
 
 
 def beside(table: pd.DataFrame, run: Run) -> pd.DataFrame:

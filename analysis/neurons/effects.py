@@ -45,7 +45,8 @@ def neuron_effects(run: Run, layer: int | None = None) -> pd.DataFrame:
     order = table["estimate"].abs().sort_values(ascending=False, kind="stable").index
     table = table.loc[order].reset_index(drop=True)
     correlation = rank_correlation(pairs["estimate"].to_numpy(), pairs["exact"].to_numpy())
-    table.attrs |= {"tokens": tokens, "measured": len(pairs), "rank_correlation": correlation}
+    note = f"estimates over {tokens:,} predicted tokens; {len(pairs):,} neurons were silenced one by one"
+    table.attrs |= {"note": note, "tokens": tokens, "measured": len(pairs), "rank_correlation": correlation}
     return table
 
 

@@ -60,7 +60,8 @@ def example_pieces(run: Run, layer: int, neuron: int, width: int = 16) -> pd.Dat
     frame["start"] = [window.start for window in windows]
     frame["pieces"] = [_texts(run, *pair) for pair in zip(wide, windows, strict=True)]
     frame = frame[[*COLUMNS, "start", "pieces"]]
-    frame.attrs = {"definition": run.manifest.nnz_definition, "layer": layer, "neuron": neuron}
+    note = "the largest values, and as many drawn at random, over unflagged tokens"
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": note, "layer": layer, "neuron": neuron}
     return with_damage_note(frame, run, "value_bins") if run.has("value_bins") else frame
 
 

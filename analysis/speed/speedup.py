@@ -84,10 +84,12 @@ def is_scaled(run: Run) -> bool:
 
 def timings_by_batch(run: Run) -> pd.DataFrame:
     """Return every timing of the prefill phase. Columns: batch; layer (-1: the whole model); op; microseconds;
-    nnz_mean; kernel. Prefill alone."""
+    nnz_mean; kernel."""
     rows = timings(run).sort_values(["batch", "layer", "op"], ignore_index=True)
     rows["nnz_mean"] = rows["nnz_mean"].astype("float64")  # means of float32 values are off in the seventh digit
-    return rows[["batch", "layer", "op", "microseconds", "nnz_mean", "kernel"]]
+    rows = rows[["batch", "layer", "op", "microseconds", "nnz_mean", "kernel"]]
+    rows.attrs["note"] = f"prefill, each batch of its own size, {run.manifest.device}"
+    return rows
 
 
 @memoized

@@ -21,10 +21,10 @@ import pandas as pd
 from twell.analysis.summaries.documents import Documents
 from twell.analysis.summaries.rank_tables import class_step
 from twell.workbench.run.checks import verified
+from twell.workbench.run.checks.manifest_fields import digest
 from twell.workbench.run.checks.regular_file import read_text, remove_leftover
 from twell.workbench.run.checks.whole import State, state_of
 from twell.workbench.run.homes.summary_home import BUILT
-from twell.workbench.run.manifest_checks import digest
 from twell.workbench.run.part_files import TICK, checksum
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from twell.analysis.activity.layers import layer_moments, mean_errors
+from twell.analysis.activity.layers import counted_tokens, layer_moments, mean_errors
 from twell.analysis.memo import memoized
 from twell.analysis.statistics import centred_error, effective, pooled_variance, ratio_error, shrink
 from twell.analysis.summaries.read import EARLIER, Summaries, open_summaries
@@ -221,7 +221,8 @@ def token_profile(run: Run, token_id: int, flagged: bool = False) -> pd.DataFram
     together = _together(token_totals(summaries, flagged), token_id)
     centred = np.sqrt(np.maximum(own**2 - 2 * together * own * of_layer + of_layer**2, 0))
     frame["z_se"] = centred.fillna(own)  # copies of before revision 6 do not tell how they go together
-    frame.attrs = {"definition": DEFINITION, "token_id": token_id, "sequences": sequences}
+    note = counted_tokens(run, flagged)
+    frame.attrs = {"definition": DEFINITION, "note": note, "token_id": token_id, "sequences": sequences}
     return frame
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from twell.analysis.activity.layers import histogram, layer_moments
+from twell.analysis.activity.layers import counted_tokens, histogram, layer_moments
 from twell.analysis.summaries.read import Summaries, open_summaries
 from twell.analysis.tokens.text_around import sides, token_windows
 from twell.analysis.tokens.token_text import token_text
@@ -114,7 +114,8 @@ def passages(run: Run, width: int = 32, limit: int = 20, order: Order = "loudest
     windows = token_windows(run, stretches, width)
     stretches["text"] = [run.decode(window.ids[window.center : window.center + width].tolist()) for window in windows]
     frame = _with_source(run, stretches)[["sequence", "position", "document", "source", "text", "z", "nnz", "loss"]]
-    frame.attrs = {"definition": run.manifest.nnz_definition, "width": width, "order": order}
+    note = f"stretches of {width} tokens, none of them flagged; {counted_tokens(run)}"
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": note, "width": width, "order": order}
     return frame
 
 
@@ -137,7 +138,7 @@ def _with_context(
     occurrences = _with_source(run, occurrences)
     columns = ["sequence", "position", "document", "source", "before", "token", "after", "nnz", "z", "loss"]
     frame = occurrences[[*([] if "token_id" in attrs else ["token_id"]), *columns, "percentile"]]
-    frame.attrs = {"definition": run.manifest.nnz_definition, **attrs}
+    frame.attrs = {"definition": run.manifest.nnz_definition, "note": counted_tokens(run, flagged), **attrs}
     return frame
 
 

@@ -43,9 +43,9 @@ from twell.analysis.summaries.z_scores import KINDS
 from twell.data.recorded.small_parquet import write_small
 from twell.workbench.errors import UserError
 from twell.workbench.run import manifest as manifests
+from twell.workbench.run.checks.manifest_fields import digest
 from twell.workbench.run.homes.summary_home import BUILT
 from twell.workbench.run.manifest import Part
-from twell.workbench.run.manifest_checks import digest
 from twell.workbench.run.part_files import checksum
 from twell.workbench.run.schema import SUMMARIES, TABLES
 from twell.workbench.run.store import Run, open_run

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support import synthetic_runs
+from support import planted_effects, synthetic_runs
 
 from twell import analysis
-from twell.workbench.errors import UserError
+from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     shape = synthetic_runs.Shape(d_ff=64, vocab=60, sequences=24, length=40, fired=True)
-    return synthetic_runs.make(tmp_path_factory.mktemp("arguments") / "run", shape)
+    return planted_effects.add_effects(synthetic_runs.make(tmp_path_factory.mktemp("arguments") / "run", shape))
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {
@@ -69,17 +71,74 @@ def test_a_run_is_exported_by_itself(run: Run, tmp_path: Path) -> None:
     assert names == {"by_layer.json", "by_neuron.json"}
     with pytest.raises(UserError, match="Expected a file or a folder for out=, got None"):
         analysis.export(run)
+    with pytest.raises(UserError, match=r"Expected out= with an ending of .*, got .*x\.doc: name another file"):
+        analysis.export(run, tmp_path / "x.doc")
     with pytest.raises(UserError, match="Expected format= as one of parquet, csv, json"):
         analysis.export(run, tmp_path, format="excel")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("question", "argument"), [(analysis.loudest, 1), (analysis.compare_positions, 2)], ids=["loudest", "positions"]
+    ("question", "argument"),
+    [(analysis.loudest, 1), (analysis.compare_positions, 2), (analysis.studies, 1)],
+    ids=["loudest", "positions", "studies"],
 )
 def test_help_names_every_column(run: Run, question: Callable[..., pd.DataFrame], argument: int) -> None:
     """Of those that once sent to another question's."""
     table = question(run if argument == 1 else [run] * argument)
     assert not [name for name in table if not re.search(rf"\b{name}\b", question.__doc__ or "")]
+
+
+def test_several_runs_in_either_form(run: Run) -> None:
+    """In a list, or one after another, to every question that takes several."""
+    for question in (analysis.findings, analysis.compare_layers, analysis.compare_runs):
+        pd.testing.assert_frame_equal(question([run, run]), question(run, run))  # type: ignore[operator]
+    tokens: Any = analysis.compare_tokens
+    pd.testing.assert_frame_equal(tokens([run, run], 30), tokens(run, run, 30))
+    with pytest.raises(UserError, match="Expected a run or several, got none"):
+        analysis.findings([])
+    with pytest.raises(UserError, match="Expected a run, got a str"):
+        analysis.findings([run, "runs/mine"])  # type: ignore[list-item]
+
+
+TOLD = {"layer": 0, "neuron": 0, "sequence": 0, "position": 1, "token_id": synthetic_runs.LOUD}
+
+
+def tables(run: Run) -> dict[str, pd.DataFrame]:
+    """Return every table of the package's that a run can fill, by its question."""
+    answers = {}
+    for name in analysis.__all__:
+        question: Callable[..., Any] = getattr(analysis, name)
+        given: dict[str, Any] = {"run": run, "runs": [run, run], **TOLD}
+        required = [
+            one.name
+            for one in inspect.signature(question).parameters.values()
+            if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+        ]
+        if name not in ("ensure", "export", "summarize"):  # which return no table
+            with suppress(Missing):
+                answers[name] = question(**{one: given[one] for one in required})
+    return {name: answer for name, answer in answers.items() if isinstance(answer, pd.DataFrame)}
+
+
+def test_layers_have_one_type(run: Run) -> None:
+    """That of the run's own tables: some were int64 once, which neither compared nor concatenated as equal."""
+    types = {name: str(table["layer"].dtype) for name, table in tables(run).items() if "layer" in table}
+    assert len(types) > 25
+    assert {name: one for name, one in types.items() if one != "int32"} == {}
+
+
+def test_each_table_says_what_it_is_of(run: Run) -> None:
+    """In its attrs, as the package's help promises; the log of a training too."""
+    training = analysis.study_runs()[0]
+    silent = [name for name, table in (tables(run) | tables(training)).items() if not table.attrs.get("note")]
+    assert silent == []
+    assert "from number 2 on" in analysis.effects(run, half=1).attrs["note"]
+    assert analysis.layer_histogram(run, flagged=True).attrs["note"] == "every token of the run"
+
+
+def test_an_exported_table_has_the_same_types(run: Run, tmp_path: Path) -> None:
+    (path,) = analysis.export(run, tmp_path / "layers.parquet", "by_layer")
+    pd.testing.assert_frame_equal(pd.read_parquet(path), analysis.by_layer(run))
 
 
 def test_numbers_of_other_libraries(run: Run) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerFast
@@ -21,14 +20,13 @@ from twell.workbench.ablations.options import AblateOptions
 from twell.workbench.errors import UserError
 from twell.workbench.models.attach import unwrapped
 from twell.workbench.models.own_code import has_zeros, own_of
-from twell.workbench.option_fields import check_bounds, plain_values
+from twell.workbench.option_fields import check_bounds, plain_values, python_names
 from twell.workbench.run.store import Run
 from twell.workbench.text.sources import TextSource
 from twell.workbench.watching.from_objects import capture, language_model
 
-OF_STUDY = ("neurons", "tokens", "batch_tokens", "seed")  # fields of AblateOptions that are arguments here
 
-
+@python_names(AblateOptions, text="texts", condition="conditions")
 def study(
     model: nn.Module | str | Path,
     texts: str | Path | TextSource | Sequence[str | Path | TextSource],
@@ -37,24 +35,25 @@ def study(
     tokenizer: PreTrainedTokenizerFast | None = None,
     out: str | Path | None = None,
     threshold: float | None = None,
-    **options: Any,
+    neurons: int = 0,
+    tokens: int | None = None,
+    batch_tokens: int | None = None,
+    seed: int = 0,
 ) -> Run:
     """Read texts with a model, take things away from it on the same tokens, and return the run with both.
 
     model, texts, tokenizer, out: as in `capture`; conditions: as `twell ablate --condition` spells them, default: all
     threshold: firing is |hidden| above it; default: the ReLU's own zeros, or 0 where a model has none
-    options: neurons, tokens, batch_tokens, seed, as `twell ablate` takes them
+    neurons, tokens, batch_tokens, seed: as `twell ablate` takes them
 
     Raises UserError for a model, a text or a condition that cannot be used; the model is then as it was.
     """
-    for name in options:
-        if name not in OF_STUDY:
-            raise UserError(f"Expected options of a study, {', '.join(OF_STUDY)}, got {name}.")
     listed = [conditions] if isinstance(conditions, str) or not isinstance(conditions, Iterable) else conditions
     given = tuple(listed)
     if wrong := [one for one in given if not isinstance(one, str)]:
         raise UserError(f"Expected conditions as text, such as ffn@3, got {wrong[0]!r}.")
-    chosen = AblateOptions(target="", condition=given, **plain_values(options))
+    options = plain_values({"neurons": neurons, "tokens": tokens, "batch_tokens": batch_tokens, "seed": seed})
+    chosen = AblateOptions(target="", condition=given, **options)
     check_bounds(chosen, from_python=True)
     is_object = isinstance(model, nn.Module)
     if isinstance(model, nn.Module) and threshold is None and not has_zeros(language_model(model)):

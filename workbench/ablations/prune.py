@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -43,10 +43,11 @@ from twell.workbench.text.recorded import recorded_sequences
 from twell.workbench.text.sequences import Sequence
 from twell.workbench.text.sources import open_sources
 
+Model = TypeVar("Model", bound=PreTrainedModel)
 EVERYTHING = 10**15  # tokens
 
 
-def prune(model: Any, keep: NDArray | Tensor, per_layer: bool = False) -> Any:
+def prune(model: Model, keep: NDArray | Tensor, per_layer: bool = False) -> Model:
     """Return a copy of a model of transformers without some neurons, with one width for all layers.
 
     keep: bool [layers, d_ff]. Where a layer keeps fewer than its width, its first others fill it up. per_layer: whether
@@ -102,7 +103,7 @@ def _refuse_other_ffns(model: PreTrainedModel, family: Family) -> None:
             )
 
 
-def load_pruned(folder: str | Path, dtype: torch.dtype | None = None, widened: bool = False) -> Any:
+def load_pruned(folder: str | Path, dtype: torch.dtype | None = None, widened: bool = False) -> PreTrainedModel:
     """Load a checkpoint of `twell prune` as a model of transformers, each layer as narrow as it is.
 
     dtype: default: the one that it is stored in; widened: whether narrower layers are filled up to the widest with

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from twell.workbench.errors import UserError
-from twell.workbench.run import manifest_checks as checks
+from twell.workbench.run.checks import manifest_fields as checks
 from twell.workbench.run.checks.regular_file import is_within, read_text, remove_leftover
 from twell.workbench.run.schema import SCHEMA_VERSION
 

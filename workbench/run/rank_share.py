@@ -11,8 +11,8 @@ Cost: reading and writing the manifest once for every part that is closed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from twell.workbench.run import locks
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED, RECORDING, Manifest, Part
 
+NOT_EMPTY = "Expected an empty output folder"
 ADDED_UP = ("tokens", "sequences", "loss_sum", "loss_tokens")  # manifest fields that are summed over ranks
 
 
@@ -96,6 +97,19 @@ class RankShare:
                 manifest.ranks[rank]["status"] = INTERRUPTED
             _add_up(manifest)
             manifests.write(folder, manifest)
+
+
+@contextmanager
+def own_folders() -> Iterator[None]:
+    """Have the refusal of a folder that is not empty name its likely cause, where a launcher has started several ranks
+    and each runs code of a person's own, with the same folder in it; also a decorator."""
+    try:
+        yield
+    except UserError as error:
+        ranks = os.environ.get("WORLD_SIZE", "1")
+        if ranks != "1" and str(error).startswith(NOT_EMPTY):
+            error.args = (f"{str(error).rstrip('.')}; of {ranks} ranks, give each a folder of its own.",)
+        raise
 
 
 def not_launched(world: str, error: Exception) -> UserError:

@@ -22,6 +22,7 @@ from twell.workbench.run.homes.summary_home import summary_home
 from twell.workbench.run.manifest import Manifest
 from twell.workbench.run.part_files import open_part, read_part, unreadable_part, with_newer_columns
 from twell.workbench.run.schema import SUMMARIES, TABLES, nnz_columns
+from twell.workbench.run.shaded import ShadedPassage
 from twell.workbench.run.tables.absent import ABSENT, UNTIMED
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ class Run:
         except ModuleNotFoundError:
             return None
 
-    def text(self, sequence: int = 0, layer: int | None = None) -> Any:
+    def text(self, sequence: int = 0, layer: int | None = None) -> ShadedPassage:
         """Return a sequence that a notebook shows shaded by nnz, in all layers or one; `str()` of it is its text."""
-        return _notebook().shaded_text(self, sequence, layer)
+        return _notebook().shaded_text(self, sequence, layer)  # type: ignore[no-any-return]
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.schema import nnz_columns
+from twell.workbench.run.shaded import ShadedPassage
 from twell.workbench.run.store import Run
 
 if TYPE_CHECKING:
@@ -52,21 +53,40 @@ class Answers:
         rows.insert(3, "text", text)
         return rows.drop(columns=[name for name in ("loss", "entropy") if rows[name].isna().all()])
 
-    def by_layer(self, **options: Any) -> pd.DataFrame:
-        """Return `twell.analysis.by_layer` of what was read."""
-        return ask("by_layer", self.run, **options)
+    def by_layer(self, flagged: bool = False) -> pd.DataFrame:
+        """Return the mean, spread and dead neurons of each layer, of what was read: `twell.analysis.by_layer`, whose
+        help names the columns. flagged: whether special, first and non-finite tokens count too."""
+        return ask("by_layer", self.run, flagged=flagged)
 
-    def by_token(self, min_count: int = 1, **options: Any) -> pd.DataFrame:
-        """Return `twell.analysis.by_token` of what was read; min_count: least occurrences of a token."""
-        return ask("by_token", self.run, min_count=min_count, **options)
+    def by_token(
+        self,
+        min_count: int = 1,
+        flagged: bool = False,
+        rank: Literal["shrunk", "z", "z_position"] = "shrunk",
+        spelled: bool = False,
+    ) -> pd.DataFrame:
+        """Return the tokens that were read, loudest first: `twell.analysis.by_token`, whose help names the columns.
 
-    def by_neuron(self, **options: Any) -> pd.DataFrame:
-        """Return `twell.analysis.by_neuron` of what was read."""
-        return ask("by_neuron", self.run, **options)
+        min_count: least occurrences of a token; flagged: as in `by_layer`; rank: shrunk | z | z_position, by which they
+        are ordered; spelled: whether bytes of no whole character are written out
+        """
+        return ask("by_token", self.run, min_count=min_count, flagged=flagged, rank=rank, spelled=spelled)
 
-    def by_position(self, **options: Any) -> pd.DataFrame:
-        """Return `twell.analysis.by_position` of what was read."""
-        return ask("by_position", self.run, **options)
+    def by_neuron(self, layer: int | None = None) -> pd.DataFrame:
+        """Return how often and how strongly each neuron fired, of one layer or all: `twell.analysis.by_neuron`, whose
+        help names the columns."""
+        return ask("by_neuron", self.run, layer=layer)
+
+    def by_position(self, flagged: bool = False, total: bool = False) -> pd.DataFrame:
+        """Return mean nnz at each position and layer: `twell.analysis.by_position`, whose help names the columns.
+
+        flagged: as in `by_layer`; total: the sum over the layers, as layer -1, in place of them
+        """
+        return ask("by_position", self.run, flagged=flagged, total=total)
+
+    def text(self, sequence: int = 0, layer: int | None = None) -> ShadedPassage:
+        """Return a sequence that a notebook shows shaded by nnz, in all layers or one; `str()` of it is its text."""
+        return ask("shaded_text", self.run, sequence=sequence, layer=layer)
 
     def fired(self, layer: int, form: Literal["scipy", "torch"] = "scipy") -> Any:
         """Return a layer's values as a CSR matrix [tokens, d_ff], a row for each row of `table`, or for each of those

@@ -11,10 +11,11 @@ from __future__ import annotations
 import atexit
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack
 
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -24,17 +25,55 @@ from twell.workbench.capturing.firings import layers_text
 from twell.workbench.errors import UserError, path_of
 from twell.workbench.models.attach import attached, name_of, path_inside, unwrapped
 from twell.workbench.models.load import refuse_other_tokenizer
-from twell.workbench.option_fields import check_bounds, plain_values
-from twell.workbench.options import CaptureOptions
+from twell.workbench.option_fields import check_bounds, plain_values, python_names
+from twell.workbench.options import CaptureOptions, Device, KernelName
 from twell.workbench.run.store import Run, refuse_existing
 from twell.workbench.text.given import sources_of
 from twell.workbench.text.sources import TextSource
-from twell.workbench.watching.session import OUT, fast, remove_temporary
+from twell.workbench.watching.session import OUT, Layers, fast, remove_temporary
 
 OF_A_PATH = ("revision", "device", "resume")  # options that an object has decided already
-NOT_GIVEN = ("model", "text", "out")  # arguments of their own here
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
+class CaptureArguments(TypedDict, total=False):
+    """The fields of `CaptureOptions` that `capture` takes beside its own arguments, as editors know them."""
+
+    tokens: int | None
+    seq_len: int | None
+    batch_tokens: int | None
+    device: Device
+    kernel: KernelName
+    timings: int
+    timings_share: float
+    loss: bool
+    probes: Literal["counts", "neurons", "all"]
+    generate: int
+    temperature: float
+    seed: int
+    threshold: float | None
+    examples: int
+    fired: Layers | None
+    revision: str | None
+    resume: bool
+
+
+def _listed(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Return a function whose help lists the options of a capture, with their defaults, in place of **options."""
+    own = signature(function)
+    kinds, defaults = CaptureArguments.__annotations__, {item.name: item.default for item in fields(CaptureOptions)}
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind.__forward_arg__)
+        for name, kind in kinds.items()
+    ]
+    named = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+    function.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
+    return function
+
+
+@_listed
+@python_names(CaptureOptions, text="texts")
 def capture(
     model: nn.Module | str | Path,
     texts: str | Path | TextSource | Sequence[str | Path | TextSource],
@@ -42,7 +81,7 @@ def capture(
     tokenizer: PreTrainedTokenizerFast | None = None,
     out: str | Path | None = None,
     progress: bool = False,
-    **options: Any,
+    **options: Unpack[CaptureArguments],
 ) -> Run:
     """Run a model over texts, record which FFN neurons fire, and return the run.
 
@@ -54,14 +93,12 @@ def capture(
 
     Raises UserError for a model, a text or an option that cannot be used; the model is then as it was.
     """
-    known = {item.name for item in fields(CaptureOptions)} - set(NOT_GIVEN)
     for name in options:
-        if name not in known or (name in OF_A_PATH and isinstance(model, nn.Module)):
+        if name not in CaptureArguments.__annotations__ or (name in OF_A_PATH and isinstance(model, nn.Module)):
             raise UserError(f"Expected options of a capture, such as tokens or examples, got {name}.")
-    if "fired" in options:
-        options["fired"] = layers_text(options["fired"], "fired=")
-    sources, options = sources_of(texts), plain_values(options)
-    given: dict[str, Any] = {"text": tuple(source.name for source in sources), **options}
+    sources = sources_of(texts)
+    given = {"text": tuple(source.name for source in sources), **plain_values(dict(options))}
+    given["fired"] = layers_text(given.get("fired"), "fired=")
     folder = _temporary() if out is None else path_of(out, OUT)
     check_bounds(CaptureOptions(model="", out=folder, **given), from_python=True)
     if not isinstance(model, nn.Module):
@@ -74,7 +111,7 @@ def capture(
     tokenizer = _tokenizer_of(inner) if tokenizer is None else fast(tokenizer)
     embedding: Any = inner.get_input_embeddings()
     refuse_other_tokenizer(name_of(inner), tokenizer, len(embedding.weight))
-    threshold, kernel = options.get("threshold"), options.get("kernel", "auto")
+    threshold, kernel = given.get("threshold"), given.get("kernel", "auto")
     with attached(model, tokenizer, threshold=threshold, kernel=kernel) as loaded:
         chosen = CaptureOptions(model=loaded.name, out=folder, **given)
         return command.record(loaded, chosen, sources, quiet=not progress)

@@ -41,10 +41,11 @@ from twell.workbench.option_fields import check_type
 from twell.workbench.options import CaptureOptions, KernelName
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED
+from twell.workbench.run.rank_share import own_folders
 from twell.workbench.run.store import Run, open_run, refuse_existing
 from twell.workbench.run.writer import RunWriter
 from twell.workbench.text.vocabulary import special_ids
-from twell.workbench.watching.answers import Answers, ask, nothing_seen
+from twell.workbench.watching.answers import Answers, nothing_seen
 from twell.workbench.watching.call_inputs import refuse_names
 from twell.workbench.watching.hooks import CallHooks
 from twell.workbench.watching.reads import SOURCE, Group
@@ -77,7 +78,7 @@ class watch(Answers):  # called like a function, in a with statement
     hidden: layers whose hidden values of the last call are kept
     loss: take the loss of the next token from the model's logits, at each token whose next one the same call reads, or
     the next call that goes on from its cache; an output that is a tensor or a tuple names no logits, so it has none
-    out: a folder for the run, which the dashboard shows while it grows; default: a temporary one
+    out: a folder for the run, which the dashboard shows while it grows, another for each rank; default: a temporary one
     name: what the model is called in the run; default: its folder's or its class's name
 
     Raises UserError for a model that cannot be counted. Afterwards the model is what it was, whatever happened.
@@ -119,6 +120,7 @@ class watch(Answers):  # called like a function, in a with statement
         if tokenizer is not None:
             fast(tokenizer)
 
+    @own_folders()
     def __enter__(self) -> watch:
         if self._entered:
             raise UserError("Expected a watch that has not begun, got one that has: make another.")
@@ -130,7 +132,8 @@ class watch(Answers):  # called like a function, in a with statement
             fired = _layers(self._asks_fired, loaded.layers, "fired=")
             hidden = _layers(self._asks_hidden, loaded.layers, "hidden=")
             self._special = np.array(sorted(self._special_ids()), dtype=np.int32)
-            self.totals = Totals(loaded)
+            fires_alone = not self.rows and bool(self._dense or loaded.watched)
+            self.totals = Totals(loaded, self._probes == "neurons" or fires_alone)
             for slot in loaded.slots if self._dense else ():
                 slot.stays_dense = True
             self.tracker = Tracker(
@@ -141,7 +144,7 @@ class watch(Answers):  # called like a function, in a with statement
                 self._record if self.rows else None,
                 parse_fired(fired, loaded.layers)[0] if fired else frozenset(),
                 parse_fired(hidden, loaded.layers)[0] if hidden else frozenset(),
-                self.totals.add_fires if not self.rows and (self._dense or loaded.watched) else None,
+                self.totals.add_fires if fires_alone else None,
                 self.totals.add_losses if self._loss else None,
                 self._names,
             )
@@ -221,10 +224,6 @@ class watch(Answers):  # called like a function, in a with statement
             raise Missing("This watch has not begun: call the model inside the with block.")
         return self.totals.take()
 
-    def text(self, sequence: int = 0, layer: int | None = None) -> Any:
-        """Return a sequence that a notebook shows shaded by nnz, in all layers or one; `str()` of it is its text."""
-        return ask("shaded_text", self.run, sequence=sequence, layer=layer)
-
     def _special_ids(self) -> set[int]:
         """Return the ids of special tokens: the tokenizer's, or what the model's configuration names."""
         if self.tokenizer is not None:
@@ -245,6 +244,7 @@ class watch(Answers):  # called like a function, in a with statement
         self._recorder.accept(batch, counted, fired if self._fired else None)
         return {int(n): one.start + len(one.ids) for n, one in zip(batch.numbers, batch.sequences, strict=True)}
 
+    @own_folders()
     def _begin(self) -> Recorder:
         """Begin the run."""
         folder = self._out

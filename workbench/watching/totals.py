@@ -16,10 +16,13 @@ from twell.workbench.models.load import LoadedModel
 
 
 class Totals:
-    """Sums over the unflagged tokens read since metrics were last taken; one that is not finite has a flag."""
+    """Sums over the unflagged tokens read since metrics were last taken; one that is not finite has a flag.
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.loaded = loaded
+    neurons: whether firings are counted by neuron, so that metrics have the dead also before the first token
+    """
+
+    def __init__(self, loaded: LoadedModel, neurons: bool = False) -> None:
+        self.loaded, self._neurons = loaded, neurons
         self._taken = 0  # tokens of the metrics taken before
         self._clear()
 
@@ -27,7 +30,8 @@ class Totals:
         layers, device = self.loaded.layers, self.loaded.device
         self._tokens = torch.zeros((), dtype=torch.int64, device=device)
         self._nnz = torch.zeros(layers, dtype=torch.int64, device=device)
-        self._fires: Tensor | None = None
+        size = (layers, self.loaded.d_ff)
+        self._fires = torch.zeros(size, dtype=torch.int64, device=device) if self._neurons else None
         self._loss: Tensor | None = None  # float64 [2]: sum and number of losses
 
     def add_losses(self, losses: Tensor) -> None:

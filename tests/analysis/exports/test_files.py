@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 
@@ -39,6 +40,22 @@ def test_what_is_not_finite_is_spelt_as_python_reads_it(tmp_path: Path, type: pa
     read = [json.loads(text) for text in pd.read_csv(tmp_path / "a.csv")["a"]]
     for got, row in zip(read, rows, strict=True):
         np.testing.assert_allclose(got, row, rtol=1e-6)
+
+
+def test_infinite_ends_of_a_json_are_read_back(tmp_path: Path) -> None:
+    """As of an interval that has no upper end; the rest as json writes it."""
+    rows = [
+        {"a": 1.5, "b": [float("inf"), 2.0], "c": 'Infinity "é"', "d": True, "e": 2**40},
+        {"a": float("-inf"), "b": [], "c": None, "d": False, "e": None},
+        {"a": float("inf"), "b": None, "c": "", "d": None, "e": 0},
+    ]
+    assert write_table([pa.Table.from_pylist(rows)], tmp_path / "a.json", "json") == 3
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert json.loads(text) == rows
+    assert pd.read_json(StringIO(text))["a"].tolist() == [1.5, -np.inf, np.inf]
+    json.loads(text, parse_constant=pytest.fail)  # no constant that JSON does not know
+    write_table([pa.table({"a": [float("nan")]})], tmp_path / "b.json", "json")
+    assert json.loads((tmp_path / "b.json").read_text(encoding="utf-8")) == [{"a": None}]
 
 
 def test_a_place_for_temporary_files_is_not_that_of_the_export(tmp_path: Path) -> None:

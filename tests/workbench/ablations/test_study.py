@@ -25,7 +25,6 @@ from twell.workbench import study
 from twell.workbench.ablations.command import ablate, model_of
 from twell.workbench.ablations.study import neuron_fires
 from twell.workbench.capturing import progress
-from twell.workbench.errors import UserError
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.text.recorded import recorded_sequences
 
@@ -174,8 +173,8 @@ def test_a_study_of_an_object_is_that_of_its_folder(run: Run, texts: tuple[str, 
         inside = effects(study(model, list(texts), conditions, batch_tokens=64)).set_index("condition")
     assert table.loc["neurons:L1/N7", "change"] != 0 == inside.loc["neurons:L1/N7", "change"]
     assert inside["base"].iloc[0] == pytest.approx(table.loc["neurons:L1/N7", "loss"])
-    with pytest.raises(UserError, match="Expected options of a study"):
-        study(model, list(texts), conditions, examples=8)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'examples'"):
+        study(model, list(texts), conditions, examples=8)  # type: ignore[call-arg]
 
 
 def test_a_study_of_a_silu_object_counts_above_0(tmp_path: Path, texts: tuple[str, ...]) -> None:

@@ -12,8 +12,8 @@ import pytest
 from twell.analysis import summarize
 from twell.workbench.errors import UserError
 from twell.workbench.options import SummarizeOptions
+from twell.workbench.run.checks.manifest_fields import check_parts
 from twell.workbench.run.manifest import Manifest
-from twell.workbench.run.manifest_checks import check_parts
 from twell.workbench.run.store import Run, list_runs, open_run
 from twell.workbench.run.summary_only import copy_without_activity
 from twell.workbench.run.writer import RunWriter

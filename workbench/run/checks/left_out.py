@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from twell.workbench.errors import first_line
 from twell.workbench.run.checks import verified
 from twell.workbench.run.checks.columns_on_disk import column_fault, values_in
+from twell.workbench.run.checks.manifest_fields import digest
 from twell.workbench.run.checks.ranges import Sizes
 from twell.workbench.run.manifest import COMPLETE, Manifest, Part
-from twell.workbench.run.manifest_checks import digest
 from twell.workbench.run.part_files import read_part
 from twell.workbench.run.schema import TABLES, expand
 
