@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from twell.analysis.activity.replicates import apart, effective_groups, mean_counts, replicate_totals, same_replicates
 from twell.analysis.compare import of_one_text, same_sequences
 from twell.analysis.overview import overview
-from twell.analysis.replicates import apart, effective_groups, mean_counts, replicate_totals, same_replicates
 from twell.analysis.statistics import t_half
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run

@@ -22,8 +22,8 @@ import pandas as pd
 from pandas.api.types import is_bool_dtype, is_float_dtype
 
 from twell.analysis.activity.layers import by_layer, counted_in
+from twell.analysis.activity.replicates import apart, effective_groups, mean_counts, replicate_totals, same_replicates
 from twell.analysis.comparisons import difference_p, q_values
-from twell.analysis.replicates import apart, effective_groups, mean_counts, replicate_totals, same_replicates
 from twell.analysis.speed.ffn_speedup import caveats, ffn_speedup, layer_names
 from twell.analysis.speed.speedup import model_speedup
 from twell.analysis.statistics import t_half, welch_degrees

@@ -79,8 +79,18 @@ def utf8(name: str | Path) -> str:
     try:
         str(name).encode()
     except UnicodeEncodeError:
-        raise UserError(f"Expected a name in UTF-8, got {str(name)!r}: rename it.") from None
+        advice = _on_undecoded(str(name))
+        raise UserError(f"Expected a name in UTF-8, got {str(name)!r}: {advice}.") from None
     return str(name)
+
+
+def _on_undecoded(name: str) -> str:
+    """Return what to do about a name that Python could not decode: its bytes are UTF-8 where the locale is at fault."""
+    try:
+        os.fsencode(name).decode()
+    except UnicodeError:
+        return "rename it"
+    return f"it is, but the locale reads names as {sys.getfilesystemencoding()}; set PYTHONUTF8=1, or LC_ALL=C.UTF-8"
 
 
 def path_of(given: str | os.PathLike[str], wanted: str) -> Path:

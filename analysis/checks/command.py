@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from twell.analysis.checks.rows import ReadSums, part_fault, run_faults
-from twell.analysis.checks.summaries import summary_faults
-from twell.workbench.errors import UserError
+from twell.workbench.errors import UserError, lacking
 from twell.workbench.options import CheckOptions
 from twell.workbench.run.store import Run, list_runs, open_run
 
@@ -78,7 +77,11 @@ def _check_run(run: Run) -> list[str]:
         files_of = f"{len(own):>5} file{'s' if len(own) != 1 else ' '}"
         print(f"  {table:<12} {files_of} {rows:>14,} rows {size:>10,.1f} MB  {state}")
     problems = [sentence for sentences in faults.values() for sentence in sentences] + between
-    state = "not checked: a part is damaged" if any(faults.values()) else f"{len(between)} faults" if between else WHOLE
+    state = f"{len(between)} faults" if between else WHOLE
+    if any(faults.values()):
+        state = "not checked: a part is damaged"
+    elif _has_unread_summaries(run):
+        state += ", summaries not checked: pip install 'twell-workbench[dashboard]'"
     print(f"  {'together, and summaries':<50} {state}")
     for sentence in problems:
         print(sentence)
@@ -90,4 +93,12 @@ def _between(run: Run, sums: ReadSums, faults: dict[str, list[str]], tick: Calla
     if any(faults.values()):
         return
     yield from run_faults(run, sums)
-    yield from summary_faults(run, tick)
+    if not lacking("dashboard"):
+        from twell.analysis.checks.summaries import summary_faults
+
+        yield from summary_faults(run, tick)
+
+
+def _has_unread_summaries(run: Run) -> bool:
+    """Return whether a run has summaries that cannot be read here: where models run, analysis may not be installed."""
+    return bool(lacking("dashboard")) and (run.path / "summary").is_dir()

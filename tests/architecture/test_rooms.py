@@ -46,7 +46,7 @@ LEVELS: dict[str, list[set[str]]] = {
         {"statistics", "memo", "questions"},
         {"engines", "comparisons"},
         {"summaries"},
-        {"activity", "training", "ablations", "replicates"},
+        {"activity", "training", "ablations"},
         {"tokens", "speed"},
         {"neurons"},
         {"claims"},
@@ -65,8 +65,9 @@ LEVELS: dict[str, list[set[str]]] = {
 # Within a level of subjects, no subject imports another, but for these.
 SUBJECTS = {"app": LEVELS["app"][2]}
 BETWEEN_SUBJECTS = {("neurons", "text")}
-# A package's own file and what Python runs for `-m` import the whole package; the command line names any folder.
-ANY_LEVEL = {"__init__", "__main__", "cli"}
+# A package's own file, the names that it gathers, and what Python runs for `-m` import the whole package; the command
+# line names any folder.
+ANY_LEVEL = {"__init__", "__main__", "api", "cli"}
 # What other folders may import of `workbench`, beside `open_run` from the package itself.
 OPEN_TO_OTHERS = {"run", "errors", "garbage", "option_fields", "options", "__init__"}
 

@@ -15,6 +15,7 @@ from twell.workbench.ablations import command
 from twell.workbench.ablations.options import AblateOptions
 from twell.workbench.capturing.progress import next_commands
 from twell.workbench.errors import UserError
+from twell.workbench.run.store import open_run
 
 # An import of a package whose name is in the first argument fails, as where it is not installed.
 PROGRAM = """
@@ -52,6 +53,18 @@ def test_what_is_not_installed_is_named(lacking: str, command: list[str], senten
     assert done.returncode == 2, done.stderr
     assert f"twell: Expected {sentence}" in done.stderr
     assert "Traceback" not in done.stderr and not (tmp_path / "runs" / "new").exists()
+
+
+def test_a_run_is_checked_where_only_models_run(tmp_path: Path) -> None:
+    """All of its parts; of its summaries, which such a machine cannot build, what installs their check."""
+    run = Path(__file__).parents[2] / "data" / "recorded" / "h200-8x2048-text"
+    lacking = ",".join(errors.EXTRAS["dashboard"])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, lacking, "check", run], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("  whole\n") == len({part.table for part in open_run(run).manifest.parts})
+    assert "whole, summaries not checked: pip install 'twell-workbench[dashboard]'" in done.stdout
 
 
 def test_a_module_of_its_own_that_is_gone_is_a_fault(tmp_path: Path) -> None:
@@ -105,7 +118,8 @@ def test_python_without_an_extra_says_what_installs_it() -> None:
     program += """
 import twell.workbench as workbench
 from twell.workbench.run.store import Run
-for ask in (lambda: workbench.watch, lambda: Run.text(None)):
+import twell.analysis as analysis
+for ask in (lambda: workbench.watch, lambda: Run.text(None), lambda: analysis.by_layer):
     try:
         ask()
     except ModuleNotFoundError as error:
@@ -116,6 +130,6 @@ print(Run._repr_html_(None))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "Expected the package torch, it is not installed: pip install 'twell-workbench[capture]'.",
-        "Expected the package scipy, it is not installed: pip install 'twell-workbench[dashboard]'.",
+        *["Expected the package scipy, it is not installed: pip install 'twell-workbench[dashboard]'."] * 2,
         "None",
     ]

@@ -1,7 +1,10 @@
-"""What is no path: one sentence from every function that takes one. Cost: under 1 s."""
+"""What is no path: one sentence from every function that takes one. Cost: 1 s."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,3 +40,18 @@ def test_what_is_no_path_is_refused(name: str, tmp_path: Path, monkeypatch: pyte
             call(given)
         assert str(error.value) == f"Expected {wanted}, got {given!r}: give its path, as 'runs/mine'."
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("caf\xe9".encode(), "it is, but the locale reads names as ascii; set PYTHONUTF8=1, or LC_ALL=C.UTF-8."),
+        (b"caf\xe9", "rename it."),
+    ],
+)
+def test_a_locale_that_reads_no_utf8_is_at_fault_for_a_name_that_is(name: bytes, advice: str) -> None:
+    command = [sys.executable, "-m", "twell.workbench", "tokens", name]
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ascii_only, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("twell: Expected a name in UTF-8, got 'caf"), done.stderr
+    assert done.stderr.endswith(f": {advice}\n")

@@ -1,10 +1,10 @@
 """Compare files of a run with their checksums, once for as long as they stay as they are.
 
 The idea: a file that was read and found whole need not be read again before its size, times or inode change. That is
-held in memory and in `summary/verified.json` for later processes. Writing to a file sets its
-time of change (ctime), which no program can set back as it can the time of modification; so a restored time deceives
-nobody. The clock ticks every few milliseconds: a file that changed just before it was read is not held. Pages carry
-checksums of their own, which are compared at every reading from a day after that on (`whole`).
+held in memory, and for later processes in `summary/verified.json`, which lies in the cache for a run that stays as it
+is. Writing to a file sets its time of change (ctime), which no program can set back as it can the time of modification;
+so a restored time deceives nobody. The clock ticks every few milliseconds: a file that changed just before it was read
+is not held. Pages carry checksums of their own, which are compared at every reading from a day after that on (`whole`).
 
 Cost: 5 µs a file that is known; else 0.6 to 2 s of a core a gigabyte, side by side.
 """
@@ -21,8 +21,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from twell.workbench.errors import UserError
 from twell.workbench.run.checks import regular_file, whole
 from twell.workbench.run.checks.whole import State
+from twell.workbench.run.homes.summary_home import notes_home
 from twell.workbench.run.part_files import checksum
 
 FILE = Path("summary") / "verified.json"
@@ -136,8 +138,9 @@ def _compared(path: Path, sha256: str) -> str:
 def _load(folder: Path) -> Entries:
     """Return what earlier processes found whole; not to be changed."""
     try:
-        return _stored(str(folder / FILE), whole.state_of(os.stat(folder / FILE)))
-    except OSError:
+        path = notes_home(folder) / FILE
+        return _stored(str(path), whole.state_of(os.stat(path)))
+    except (OSError, UserError):  # nothing yet, or no home
         return {}
 
 
@@ -160,11 +163,13 @@ def _is_entry(entry: object) -> bool:
 
 def _save(folder: Path, entries: Entries) -> None:
     """Write down the files that are whole, beside the summaries; where that fails, each process reads for itself."""
-    path = folder / FILE
-    if not path.parent.is_dir() or path.parent.is_symlink():
-        return
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with suppress(OSError):
+    with suppress(OSError, UserError):
+        path = notes_home(folder) / FILE
+        if path.parent.parent != folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        elif not path.parent.is_dir() or path.parent.is_symlink():
+            return
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         regular_file.remove_leftover(temporary)
         temporary.write_text(json.dumps({RULES: entries}), encoding="utf-8")
         os.replace(temporary, path)

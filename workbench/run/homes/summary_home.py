@@ -1,4 +1,4 @@
-"""Tell where the summaries of a run lie: in its own folder, or in the user's cache.
+"""Tell where the summaries of a run lie, and what was noted of its files: in its own folder, or in the user's cache.
 
 A run that ships with the package, that git tracks, or that cannot be written to stays as it is. If its summaries are of
 another revision than this package reads, those that are built anew go to the cache, and are found there by the next
@@ -35,11 +35,22 @@ def summary_home(run: Path, summary_only: bool) -> Path:
         return run if _is_writable(run) else _in_cache(run)
     if _revision(built, (state.st_mtime_ns, state.st_size)) == SUMMARIES.revision:
         return run
-    return _in_cache(run) if _ships(run) or _is_tracked(run) or not _is_writable(run) else run
+    return _in_cache(run) if _stays(run) else run
+
+
+def notes_home(run: Path) -> Path:
+    """Return the folder whose folder `summary` takes notes about the files of a run: the cache's for one that stays as
+    it is, as `pip uninstall` leaves what it did not install."""
+    return _in_cache(run) if _stays(run) else run
 
 
 def _in_cache(run: Path) -> Path:
     return cache_home() / "summaries" / f"{run.name}-{sha256(os.path.realpath(run).encode()).hexdigest()[:12]}"
+
+
+def _stays(run: Path) -> bool:
+    """Return whether a run with summaries stays as it is."""
+    return _ships(run) or _is_tracked(run) or not _is_writable(run)
 
 
 def _is_writable(run: Path) -> bool:

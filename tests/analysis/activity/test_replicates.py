@@ -12,12 +12,12 @@ import pytest
 from scipy import stats
 
 from twell.analysis import compare_layers, compare_positions, position_fit
+from twell.analysis.activity.replicates import apart, mean_counts
 from twell.analysis.changes import headline_changes
 from twell.analysis.claims.activity import early_peak, falls_exponentially
 from twell.analysis.claims.claim import UNTOLD
 from twell.analysis.figures.positions import position_bins
 from twell.analysis.figures.small_multiples import _with_interval
-from twell.analysis.replicates import apart, mean_counts
 from twell.analysis.statistics import jackknife_error
 from twell.workbench.run.schema import FLAG_NOT_FINITE
 from twell.workbench.run.store import Run
