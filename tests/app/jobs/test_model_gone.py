@@ -69,4 +69,5 @@ def test_a_relative_path_is_found_from_another_folder(
     test = show(tmp_path / "runs", "matters", run="typed")
     assert not test.exception
     assert GONE not in markup(test)
-    assert "Measure it on this run's tokens, with its model:" in markup(test)
+    assert "Runs the model on 289 tokens from all over this run" in markup(test)
+    assert test.button(key="study-start").label == "Measure"

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -60,6 +60,7 @@ def test_the_page_says_how_long_it_takes_and_offers_what_takes_two_minutes(
     tiny: Run, show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("twell.app.jobs.study.TOKENS", (100, 200, 400, 8000))
+    monkeypatch.setattr("twell.app.jobs.study.worker", lambda: SimpleNamespace(busy=False))  # other tests share it
     manifests.update(tiny.path, seconds=tiny.manifest.tokens / 50)
     run = open_run(tiny.path)
     assert seconds(run, 200) == pytest.approx(START + 200 * (1 + 22 + 4) / 50) and seconds(run, 200) < AT_MOST
