@@ -24,7 +24,7 @@ from twell.workbench.run.store import Run
 
 LEAST_TURNS = 2  # for an interval of the mean over turns, each of which has every layer
 BUSY_LOAD = 1.5  # of the machine, per core, from which other work has slowed a capture
-SHORT_CALL = 300.0  # µs of a dense FFN on a GPU, up to which the host's time to hand over a sparse one is seen in it
+SHORT_CALL = 300.0  # µs of a dense FFN on a GPU, up to which what surrounds the kernels weighs beside them
 UNSTEADY_CLOCK = 0.1  # of the GPU's clock, between the least and the greatest of nine readings in ten
 
 
@@ -35,7 +35,8 @@ def ffn_speedup(run: Run) -> dict[str, Any]:
     speedup; low, high (95 %, over turns; NaN under two turns); turns (that every such layer had); layers (their
     numbers); all_layers; calls (sparse calls timed); tells (whether the interval leaves 1 out); busy (a clause, "" if
     the machine was quiet, as far as is known); kernel; comparable; note (why not comparable, else ""); filled (a
-    clause, "" where all layers have one width); short (µs of a dense FFN that the host may have held up, else NaN).
+    clause, "" where all layers have one width); short (µs of a dense FFN, where that is so little that what surrounds
+    it weighs, else NaN).
 
     Raises Missing where no batch was timed both dense and sparse.
     """
@@ -150,8 +151,8 @@ def caveats(speed: dict[str, Any]) -> list[str]:
         sentences.append(f"Dense and sparse ran every layer {speed['filled']}.")
     if speed["short"] > 0:
         sentences.append(
-            f"A dense FFN took {speed['short'] / 1e3:.2f} ms: of calls this short the host's share is seen, which "
-            "`twell bench` leaves out."
+            f"A dense FFN took {speed['short'] / 1e3:.2f} ms: beside calls this short, handing one over and the "
+            "counting weigh much; `twell bench` times the kernels."
         )
     return sentences
 

@@ -133,3 +133,8 @@ print(Run._repr_html_(None))
         *["Expected the package scipy, it is not installed: pip install 'twell-workbench[dashboard]'."] * 2,
         "None",
     ]
+
+
+def test_a_module_of_its_own_is_not_to_be_installed() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'twell\.nothing'"):
+        errors.import_for_use("twell.nothing")

@@ -124,7 +124,7 @@ def test_an_interval_holds_the_truth_where_turns_in_a_row_are_alike(alike: float
 @pytest.mark.parametrize(
     ("kernel", "microseconds", "short"), [("hopper", 250.0, True), ("hopper", 350.0, False), ("cpu", 250.0, False)]
 )
-def test_calls_too_short_for_the_host_are_named(
+def test_calls_that_are_short_are_named(
     kernel: str, microseconds: float, short: bool, made: ModuleType, tmp_path: Path
 ) -> None:
     """Dense calls of 0.25 ms on a GPU, but not on a CPU, which has nobody to wait for."""
@@ -136,5 +136,5 @@ def test_calls_too_short_for_the_host_are_named(
         return {**table, "microseconds": took, "kernel": np.where(op == "ffn_dense", "dense", kernel).tolist()}
 
     total = ffn_speedup(made.make(tmp_path / "short", sequences=10, parts=1, change_timings=change))
-    assert (total["short"] == 250) == short
-    assert ("A dense FFN took 0.25 ms: of calls this short" in sentence(total)) == short
+    assert total["short"] == pytest.approx(250.0 if short else np.nan, nan_ok=True)
+    assert ("A dense FFN took 0.25 ms: beside calls this short" in sentence(total)) == short
