@@ -92,8 +92,18 @@ def test_an_open_page_looks_at_a_growing_run_once_a_second_or_more(
 
 
 def test_every_choice_is_reached_without_a_pointer(watched: Any) -> None:
-    """From the top of the page with Tab: the pages, the run chooser, the token; Enter follows it."""
+    """From the top of the page with Tab: the pages, the run chooser, the token; Enter follows it.
+
+    However late the code comes that draws the links, which leaves their places empty until then.
+    """
     page = watched.page
+
+    def delay(route: Any) -> None:
+        page.wait_for_selector(".tw-passage")
+        page.wait_for_timeout(500)
+        route.continue_()
+
+    page.route("**/PageLink.*.js", delay)
     watched.open("/text?run=made&sequence=3", ".tw-passage")
     page.locator("body").press("Tab")
     seen: list[str] = []

@@ -49,8 +49,9 @@ class Watched:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until Streamlit has run the page to its end."""
+        """Wait until Streamlit has run the page to its end, and has the code that draws each of its elements."""
         self.page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]')
+        self.page.wait_for_selector('[data-testid="stSkeleton"]', state="detached")
 
     def check(self) -> None:
         """Expect no error, and no request to another host."""
