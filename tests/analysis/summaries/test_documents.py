@@ -60,6 +60,7 @@ def test_long_documents_of_a_small_source_are_cut_into_blocks() -> None:
     assert columns["cluster"] == [0] * BLOCK + [1] * BLOCK + [2, 3, 3, 4]
     assert columns["unit"] == [0] * BLOCK + [1] * BLOCK + [2, 1, 1, 2]
     assert documents.cut == ("a",)
+    assert documents_of(table([BLOCK, 1])).cut == ()
     many = documents_of(table([2 * BLOCK + 1] + [1] * (FEW - 1)))
     assert rows(many, np.arange(2 * BLOCK + 2))["cluster"] == [0] * (2 * BLOCK + 1) + [1]
     assert many.cut == ()
@@ -76,10 +77,11 @@ def test_many_sources_share_the_last_name() -> None:
 
 def test_sequences_of_a_document_may_lie_apart() -> None:
     """As branches of a beam search do: a block is so many of the document's own, whatever their numbers are."""
-    apart = table([BLOCK, BLOCK + 1])
-    numbers = np.concatenate([2 * np.arange(BLOCK), 2 * np.arange(BLOCK + 1) + 1])
+    apart = table([2 * BLOCK, 2 * BLOCK + 1])
+    numbers = np.concatenate([2 * np.arange(2 * BLOCK), 2 * np.arange(2 * BLOCK + 1) + 1])
     documents = documents_of(apart.set_column(0, "sequence", pa.array(numbers)))
-    assert rows(documents, [*range(2 * BLOCK), 2 * BLOCK + 1])["cluster"] == [0, 1] * BLOCK + [2]
+    clusters = rows(documents, [*range(4 * BLOCK), 4 * BLOCK + 1])["cluster"]
+    assert clusters == [0, 1] * BLOCK + [2, 3] * BLOCK + [4]
     assert documents.cut == ("a",)
 
 
@@ -95,6 +97,22 @@ def test_sequences_of_no_known_document_are_blocks() -> None:
     assert columns["cluster"] == columns["unit"] == [0] * BLOCK + [1] * BLOCK
     assert set(columns["place"]) == {UNKNOWN}
     assert Documents.unknown().of_rows(np.array([3]), np.array([1]))["place"] == [LATER]
+
+
+def test_sequences_of_no_known_document_are_blocks_beside_known_ones() -> None:
+    """Their clusters are no document's, and neither are their sources."""
+    columns = rows(documents_of(table([2, 1])), np.arange(BLOCK + 1))
+    assert columns["cluster"] == [0, 0, 1] + [3] * (BLOCK - 3) + [4]
+    assert columns["unit"] == [0, 0, 1] + [0] * (BLOCK - 3) + [1]
+    assert columns["source"] == [0] * 3 + [1] * (BLOCK - 2)
+    assert columns["place"] == [START, CUT, START] + [UNKNOWN] * (BLOCK - 2)
+
+
+def test_clusters_are_numbered_in_the_order_of_the_text() -> None:
+    """Whatever the numbers of the documents are: pieces of a part end where clusters go up."""
+    documents = documents_of(table([1, 1, 1]).set_column(0, "sequence", pa.array([2, 0, 1])))
+    columns = rows(documents, np.arange(3))
+    assert (columns["cluster"], columns["unit"]) == ([0, 1, 2], [1, 2, 0])
 
 
 def test_a_run_recorded_before_documents_were_known(small: Run) -> None:

@@ -119,12 +119,18 @@ def wide(change: Callable[[dict[str, Any]], Any]) -> part_rows.PartRows:
 
 
 def test_sums_by_token_are_exact_past_2_to_53() -> None:
-    """Against Python's integers, with counts whose squares float64 does not hold."""
-    few = wide(lambda columns: columns.update(counts=columns["counts"] * 2**9 + 1))
+    """Against Python's integers, with counts whose squares float64 does not hold; a token that is flagged wherever it
+    stands has no sum over unflagged ones."""
+
+    def change(columns: dict[str, Any]) -> None:
+        columns["counts"] = columns["counts"] * 2**9 + 1
+        columns["token"][40], columns["flags"][40] = 3, 2
+
+    few = wide(change)
     total = few.counts.sum(axis=1, dtype=np.int64)
     tables = token_sums.tokens(few, total)
     table = [a | b for a, b in zip(*(tables[name].to_pylist() for name in ("tokens", "token_layers")), strict=True)]
-    assert [(row["token_id"], row["flagged"]) for row in table] == [(t, f) for f in (False, True) for t in range(3)]
+    assert [(row["token_id"], row["flagged"]) for row in table] == [(t, f) for f in (False, True) for t in range(3 + f)]
     for row in table:
         for layer, values in (("[0]", few.counts[:, 0]), ("[1]", few.counts[:, 1]), ("", total)):
             both = []

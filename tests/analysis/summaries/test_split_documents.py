@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from twell.analysis import ensure
 from twell.analysis.summaries import documents as split
 from twell.analysis.summaries.documents import read_documents
+from twell.workbench.run import parquet_part
 from twell.workbench.run.schema import SUMMARIES
 from twell.workbench.run.store import Run, open_run
 
@@ -23,7 +26,14 @@ Deal = Callable[[Any], Any]  # the part of each sequence
 DEALS: dict[str, Deal] = {
     "in turn": lambda sequence: sequence * PARTS // SEQUENCES,  # parts of 12 sequences, documents of five
     "dealt among ranks": lambda sequence: sequence % PARTS,
+    "one in the middle of a part": lambda sequence: (sequence == 7).astype(int),  # the third of the second document
 }
+
+
+@pytest.fixture(autouse=True)
+def row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts have several row groups, as those of a long run do."""
+    monkeypatch.setattr(parquet_part, "GROUP", 100)
 
 
 def write(made: ModuleType, path: Path, deal: Deal, after: Callable[[Path], object] = lambda path: None) -> Run:
@@ -91,3 +101,10 @@ def test_documents_are_shared_out_and_read_some_at_a_time(
     assert all(len(home) > 1 for home in homes.values())
     assert sorted(np.concatenate([*map(np.concatenate, homes.values())])) == list(range(10))
     assert_same(summaries(run), whole)
+
+
+@pytest.mark.parametrize("options", [{"row_group_size": 1}, {"write_statistics": False}], ids=["groups", "no footer"])
+def test_the_sequences_of_a_part_in_any_order_have_a_range(options: dict[str, Any], tmp_path: Path) -> None:
+    """A part that hid a sequence from it would be taken to share no document with others."""
+    pq.write_table(pa.table({"sequence": pa.array([4, 9, 2, 5], pa.int32())}), tmp_path / "part.parquet", **options)
+    assert split._sequence_range(tmp_path / "part.parquet") == (2, 9)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.same_runs import assert_nothing_else
 
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run import writer
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED, RECORDING, Manifest
-from twell.workbench.run.parquet_part import GrowingFile
+from twell.workbench.run.parquet_part import GROUP, GrowingFile
+from twell.workbench.run.part_files import LIVE
 from twell.workbench.run.store import open_run
 from twell.workbench.run.writer import RunWriter
 
@@ -47,6 +51,7 @@ def test_a_manifest_a_part(
     assert published == [(RECORDING, 0), (RECORDING, 1), (RECORDING, 2), (COMPLETE, 3)]
     manifest = open_run(tmp_path / "run").manifest
     assert (manifest.status, manifest.seconds, manifest.tokens) == (COMPLETE, 2.0, 150)
+    assert all(part.bytes == (tmp_path / "run" / part.file).stat().st_size for part in manifest.parts)
 
 
 def test_a_run_that_ends_with_a_part_says_so_without_one(
@@ -92,6 +97,19 @@ def test_values_of_windows_are_in_no_dictionary_and_all_else_is(tmp_path: Path) 
     assert pq.read_table(file.path).equals(rows)
 
 
+def test_a_long_file_is_hashed_whole_and_read_in_groups(tmp_path: Path) -> None:
+    """Random numbers, which no compression makes shorter than what is hashed at a time."""
+    rows = pa.table({"value": np.random.default_rng(0).random(GROUP + 50_000)})
+    file = GrowingFile(tmp_path / "part.parquet", rows.schema)
+    file.write(rows)
+    size, sha256 = file.close()
+    stored = file.path.read_bytes()
+    assert size == len(stored) > 2**20
+    assert sha256 == hashlib.sha256(stored).hexdigest()
+    metadata = pq.ParquetFile(file.path).metadata
+    assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [GROUP, 50_000]
+
+
 @pytest.mark.parametrize(("cores", "files"), [(1, 1), (3, 3), (64, 4)])
 def test_rows_that_functions_make_keep_their_order_over_files_written_at_once(
     cores: int, files: int, tmp_path: Path, make_manifest: Maker, make_activity: Maker, monkeypatch: pytest.MonkeyPatch
@@ -121,3 +139,53 @@ def test_rows_that_functions_make_keep_their_order_over_files_written_at_once(
         assert sorted(path.name for path in (found.path / "examples").iterdir()) == sorted(listed)
     assert sorted(asked) == sorted([0, 1, 2, 3] * 2 + [0])
     assert len({part.number for part in found.manifest.parts if part.table == "activity"}) == 3
+
+
+def example(value: float) -> list[tuple[str, dict[str, Any]]]:
+    """Return one row of `examples`, a table of which a part replaces the one before."""
+    row = {"layer": 0, "neuron": 1, "kind": "top", "value": value, "sequence": 0, "position": 1, "draw": 0.0}
+    return [("examples", {name: [entry] for name, entry in (row | {"window": [value]}).items()})]
+
+
+def test_a_file_that_is_replaced_stays_for_as_long_as_a_manifest_lists_it(
+    tmp_path: Path, make_manifest: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash before the next manifest leaves a whole run."""
+    run, write = RunWriter(tmp_path / "run", make_manifest()), manifests.write
+
+    def checked(folder: Path, manifest: Manifest) -> None:
+        assert open_run(folder).damaged() == []
+        write(folder, manifest)
+
+    monkeypatch.setattr(manifests, "write", checked)
+    for value in (1.0, 2.0):
+        run.close_part(partial(example, value))
+    run.finish()
+    assert open_run(run.folder).frame("examples")["value"].tolist() == [2.0]
+
+
+def test_a_part_that_is_given_up_leaves_no_file(tmp_path: Path, make_manifest: Maker, make_activity: Maker) -> None:
+    run = RunWriter(tmp_path / "run", make_manifest())
+    run.add("activity", make_activity(2, 5))
+    run.close_part()
+    run.add_made("activity", partial(make_activity, 2, 5, first=2))
+    run.drain()
+    assert (run.folder / "activity" / "part-00001.parquet.tmp").exists()
+    run.abandon()
+    assert_nothing_else(open_run(run.folder))
+
+
+def test_a_resumed_run_begins_after_its_last_part_and_without_strays(tmp_path: Path, make_manifest: Maker) -> None:
+    """Which has a greater number than there are parts, where it replaced others."""
+    run = RunWriter(tmp_path / "run", make_manifest())
+    for value in (1.0, 2.0, 3.0):
+        run.close_part(partial(example, value))
+    run.finish(INTERRUPTED)
+    names = ("vocab.parquet.tmp", "examples/part-00003.parquet.tmp", "examples/part-00001.parquet", LIVE, f"{LIVE}.tmp")
+    strays = [run.folder / name for name in names]
+    for stray in strays:
+        stray.write_text("cut short")
+    again = RunWriter(run.folder, open_run(run.folder).manifest, resume=True)
+    assert not any(stray.exists() for stray in strays)
+    again.finish(tables=partial(example, 4.0))
+    assert [part.number for part in open_run(run.folder).manifest.parts] == [3]
