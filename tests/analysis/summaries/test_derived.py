@@ -70,11 +70,14 @@ def test_groups_of_documents_that_differ_in_size_count_as_fewer() -> None:
 
 
 def test_few_groups_have_students_interval_and_unequal_ones_none() -> None:
-    """Seven groups are left out in turn, with the degrees of as many that differ in size; 0.9 degrees tell nothing."""
+    """Seven groups are left out in turn, with the degrees of as many that differ in size; 0.9 degrees tell nothing.
+    Eight are drawn from, and where one of them is far off, so is an end."""
     without = np.array([[1.0], [2.0], [4.0], [0.0], [3.0], [2.5], [1.5]])
     half = stats.t.ppf(0.975, 4.5) * np.sqrt(6 / 7 * ((without - 2) ** 2).sum())
     np.testing.assert_allclose(drawn_interval(np.array([2.0]), without, 4.5), [[2 - half], [2 + half]], rtol=1e-12)
     assert np.isnan(drawn_interval(np.array([2.0]), np.tile(without, (3, 1)), 0.9)).all()
+    low, high = drawn_interval(np.array([2.0]), np.append(without, [[12.0]], axis=0), 7.0)
+    assert abs(low + high - 4.0) > 1
 
 
 def test_classes_of_counts_hold_all_counts_of_their_span() -> None:

@@ -101,11 +101,11 @@ def test_sequences_of_no_known_document_are_blocks() -> None:
 
 def test_sequences_of_no_known_document_are_blocks_beside_known_ones() -> None:
     """Their clusters are no document's, and neither are their sources."""
-    columns = rows(documents_of(table([2, 1])), np.arange(BLOCK + 1))
-    assert columns["cluster"] == [0, 0, 1] + [3] * (BLOCK - 3) + [4]
-    assert columns["unit"] == [0, 0, 1] + [0] * (BLOCK - 3) + [1]
-    assert columns["source"] == [0] * 3 + [1] * (BLOCK - 2)
-    assert columns["place"] == [START, CUT, START] + [UNKNOWN] * (BLOCK - 2)
+    columns = rows(documents_of(table([2, 1], first=1)), np.arange(BLOCK + 1))
+    assert columns["cluster"] == [3, 0, 0, 1] + [3] * (BLOCK - 4) + [4]
+    assert columns["unit"] == [0, 0, 0, 1] + [0] * (BLOCK - 4) + [1]
+    assert columns["source"] == [1, 0, 0, 0] + [1] * (BLOCK - 3)
+    assert columns["place"] == [UNKNOWN, START, CUT, START] + [UNKNOWN] * (BLOCK - 3)
 
 
 def test_clusters_are_numbered_in_the_order_of_the_text() -> None:

@@ -20,8 +20,10 @@ from support.same_runs import assert_same_run
 
 from twell.workbench.capturing.command import capture
 from twell.workbench.capturing.recorder import Recorder
+from twell.workbench.capturing.resume import ResumePoint
 from twell.workbench.errors import UserError
 from twell.workbench.options import CaptureOptions
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run import writer
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import open_run
@@ -146,6 +148,19 @@ def test_the_outcome_is_told_of_the_whole_run(begun: CaptureOptions, capsys: pyt
     assert f"mean nnz {counts.mean():.1f} of {run.d_ff}" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_a_resumed_run_is_being_recorded_again(begun: CaptureOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests.update(begun.out, status=manifests.INTERRUPTED)
+    seen, step = set(), Recorder.step
+
+    def noted(recorder: Recorder, batch: batches.Batch) -> None:
+        seen.add(open_run(begun.out).manifest.status)
+        step(recorder, batch)
+
+    monkeypatch.setattr(Recorder, "step", noted)
+    assert capture(begun).manifest.status == manifests.COMPLETE
+    assert seen == {manifests.RECORDING}
+
+
 def test_a_damaged_file_in_the_middle_of_a_list_loses_nothing(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +224,9 @@ def test_a_text_that_ends_too_soon(begun: CaptureOptions) -> None:
     text = first.read_text(encoding="utf-8")
     first.write_text(text[: len(text) // 2], encoding="utf-8")
     refused(begun, "document 0")
+    point = ResumePoint(open_run(begun.out))
+    with pytest.raises(UserError, match=f"only 0 of its {point.sequences} sequences: give the same --text"):
+        list(point.skip_recorded([]))
 
 
 def test_a_complete_run_has_nothing_left(begun: CaptureOptions, capsys: pytest.CaptureFixture[str]) -> None:
