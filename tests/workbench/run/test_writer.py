@@ -134,6 +134,8 @@ def test_rows_that_functions_make_keep_their_order_over_files_written_at_once(
         rows = found.frame("examples")
         assert rows["layer"].tolist() == [layer for layer in range(layers) for _ in range(2)]
         assert set(rows["value"]) == {kept}
+        numbers = {part.number for part in found.manifest.parts if part.table == "examples"}
+        assert numbers == {max(part.number for part in found.manifest.parts if part.table == "activity")}
         listed = [path.name for path in found.parts("examples")]
         assert len(listed) == (files if layers > 1 else 1)
         assert sorted(path.name for path in (found.path / "examples").iterdir()) == sorted(listed)
