@@ -222,9 +222,10 @@ def refuse_unnamed(name: str, model: nn.Module, ffns: FFNs | None) -> None:
     """Raise UserError for a module that is no model of transformers and whose FFNs the caller does not name."""
     if ffns is None and not isinstance(model, PreTrainedModel):
         if inside := path_inside(model):
+            kind = type(model).__name__
             raise UserError(
-                f"Expected a model of transformers, or ffns=, got a {name} around one: give what it holds as "
-                f".{inside}, and call the {name} as before."
+                f"Expected a model of transformers, or ffns=, got a {kind} around one: give what it holds as .{inside},"
+                f" and call the {kind} as before."
             )
         raise UserError(
             f"Expected ffns= for {name}, which is no model of transformers: name its FFNs, as in "
