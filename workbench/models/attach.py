@@ -15,6 +15,7 @@ Cost: a pass over the FFN's weights, and one of a few rows through each FFN, our
 from __future__ import annotations
 
 import hashlib
+import inspect
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from twell.kernels.dispatch import Choice
 from twell.kernels.modules import CountedMap, Probe, SparseFFN
 from twell.workbench.errors import UserError, first_line, utf8
 from twell.workbench.models import threshold_ffn
@@ -45,6 +47,8 @@ from twell.workbench.models.load import CONTEXT, LoadedModel
 from twell.workbench.models.sizes import decoder_layers, refuse_own_widths
 from twell.workbench.models.slots.ffn_slot import SLOTS, MapSlot, Slot
 
+# What runs densely, as a manifest names it. The name is PyTorch's, whose products it is made of.
+OWN_CODE = Choice("torch", "the model's own code runs; its firings are counted beside it")
 SAMPLED = 64  # numbers of each parameter that identify the weights
 
 
@@ -73,6 +77,14 @@ class AttachedModel(LoadedModel):
     @property
     def vocab_size(self) -> int:
         return super().vocab_size if self.is_transformers else 0
+
+    @property
+    def runs_own_code(self) -> bool:
+        """Whether hooks or code of others are in an FFN, so that it runs as it is, and is counted."""
+        return any(isinstance(slot, Slot) and slot.is_altered() for slot in self.slots)
+
+    def choice(self, rows: int) -> Choice:
+        return OWN_CODE if self.runs_own_code else super().choice(rows)
 
     @property
     def device(self) -> torch.device:
@@ -141,9 +153,9 @@ def refusing(name: str) -> Iterator[None]:
 def unwrapped(model: Any) -> nn.Module:
     """Return the module inside what torch.compile, data parallelism or adapters put around it."""
     if not isinstance(model, nn.Module):
-        raise UserError(
-            f"Expected a torch module, or a model of transformers, got a {type(model).__name__}: load the model first."
-        )
+        held = attribute_of(model, nn.Module)
+        way = f"give what it holds as .{held}" if held else "load the model first"
+        raise UserError(f"Expected a torch module, or a model of transformers, got a {type(model).__name__}: {way}.")
     inner: Any = model
     while True:
         if hasattr(inner, "_orig_mod"):
@@ -161,7 +173,8 @@ def refuse_places(name: str, model: Any) -> None:
     places = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(places) != 1 or places[0] == "meta":
         raise UserError(
-            f"Expected {name} on one device, got {' and '.join(places) or 'no parameters'}: move it to one first."
+            f"Expected {name} on one device, got {' and '.join(places) or 'no parameters'}: load all of it onto one, "
+            'as device_map="cpu" or "cuda:0" does.'
         )
     if getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None) is not None:
         raise UserError(
@@ -209,9 +222,10 @@ def refuse_unnamed(name: str, model: nn.Module, ffns: FFNs | None) -> None:
     """Raise UserError for a module that is no model of transformers and whose FFNs the caller does not name."""
     if ffns is None and not isinstance(model, PreTrainedModel):
         if inside := path_inside(model):
+            kind = type(model).__name__
             raise UserError(
-                f"Expected a model of transformers, or ffns=, got a {name} around one: give what it holds as "
-                f".{inside}, and call the {name} as before."
+                f"Expected a model of transformers, or ffns=, got a {kind} around one: give what it holds as .{inside},"
+                f" and call the {kind} as before."
             )
         raise UserError(
             f"Expected ffns= for {name}, which is no model of transformers: name its FFNs, as in "
@@ -221,7 +235,17 @@ def refuse_unnamed(name: str, model: nn.Module, ffns: FFNs | None) -> None:
 
 def path_inside(model: nn.Module) -> str:
     """Return the path of the model of transformers that a module of the caller's holds, or "" if it holds none."""
-    return next((path for path, one in model.named_modules() if isinstance(one, PreTrainedModel)), "")
+    paths = (path for path, one in model.named_modules() if isinstance(one, PreTrainedModel))
+    return next(paths, "") or attribute_of(model, PreTrainedModel)
+
+
+def attribute_of(holder: Any, kind: type[nn.Module]) -> str:
+    """Return the name of an object's attribute that is a module of a kind, the public one of two; "" without one."""
+    held = [(name, one) for name, one in getattr(holder, "__dict__", {}).items() if isinstance(one, kind)]
+    for name, one in held:
+        public = name.lstrip("_")
+        return public if inspect.getattr_static(type(holder), public, None) and getattr(holder, public) is one else name
+    return ""
 
 
 def _loaded(

@@ -148,22 +148,25 @@ def _module(name: str, model: nn.Module, path: str) -> Any:
 
 
 def _children(
-    name: str, path: str, holder: nn.Module, names: Sequence[str], otherwise: str = ""
+    name: str, path: str, holder: nn.Module, names: Sequence[str], otherwise: str | None = None
 ) -> tuple[nn.Linear, ...]:
     """Return an FFN's linear maps. Raises UserError for one that is missing, or is more than a linear map.
 
-    otherwise: what else may be done with adapters, in the sentence
+    otherwise: what else may be done with a model whose family names the maps, in the sentence; None: the caller does
     """
     maps = []
     for child in names:
         linear = next((module for each, module in holder.named_modules() if each == child), None)
         if type(linear) is not nn.Linear or not linear.weight.is_floating_point():
-            got = f"a {type(linear).__name__} as {child}"
-            advice = f"merge adapters first{otherwise}; experts and quantised weights the kernels cannot run"
+            kind = type(linear)
+            whose = f" of {kind.__module__.partition('.')[0]}" if kind.__name__ == nn.Linear.__name__ else ""
+            got = f"a {kind.__name__}{whose} as {child}"
+            advice = f"{threshold_ffn.MERGE}{otherwise or ''}; experts and quantised weights the kernels cannot run"
             if linear is None:
                 children = ", ".join(each for each, _ in holder.named_children()) or "none"
                 got = f"no {child} among its modules ({children})"
-                advice = "check the names in ffns=; models with experts cannot be counted"
+                way = "check the names in ffns=" if otherwise is None else f"load it by from_pretrained{otherwise}"
+                advice = f"{way}; models with experts cannot be counted"
             elif isinstance(linear, Conv1D):
                 advice = f"{EXACT} where the activation is a ReLU"
             raise UserError(

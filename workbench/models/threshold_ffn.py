@@ -21,6 +21,7 @@ from twell.kernels.modules import CountedMap, Probe
 from twell.workbench.errors import UserError
 
 TOKENS = 8  # of a sequence that is tried
+MERGE = "merge adapters first, as PEFT's merge_and_unload() does"
 ADAPTED = ".base_layer"  # a map beside which an adapter runs on the same input, as PEFT names it
 
 
@@ -83,7 +84,7 @@ def ffn_parameters(blocks: list[nn.Module]) -> int:
 
 def adapted(name: str, layer: int) -> UserError:
     """Return the refusal of an FFN whose map back is more than a linear map."""
-    return UserError(f"Expected FFNs without adapters in {name}, got one in layer {layer}: merge adapters first.")
+    return UserError(f"Expected FFNs without adapters in {name}, got one in layer {layer}: {MERGE}.")
 
 
 def _refusal(name: str, model: PreTrainedModel, got: str) -> UserError:

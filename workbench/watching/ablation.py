@@ -58,6 +58,11 @@ def ablate(model: nn.Module, neurons: Mapping[int, Neurons], *, ffns: FFNs | Non
                 raise UserError(f"Expected a layer from 0 to {len(layers) - 1} of {name}, got {layer!r}.")
             rows, down = layers[layer]
             weight, axis = rows[0]
+            if weight.is_meta:
+                raise UserError(
+                    f"Expected the weights of layer {layer} of {name} in memory, got them offloaded: load all of it "
+                    'onto devices, as device_map="cpu" or "cuda:0" does.'
+                )
             d_ff = weight.shape[axis]
             width = own[layer] if len(own) == len(layers) else d_ff
             chosen[layer] = _numbers(given, layer, d_ff, width, weight.device), rows, down

@@ -34,7 +34,7 @@ from twell.workbench.run.rank_share import RankShare
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import open_run, refuse_existing
 from twell.workbench.training.log import TrainingLog
-from twell.workbench.watching.session import OUT, OWN_CODE, watch
+from twell.workbench.watching.session import KERNEL, OUT, watch
 
 TRAINER = "transformers.Trainer"  # as a run says what its training was
 SAVED = "checkpoints"  # of its manifest's `training`: tokens trained on and seconds, by step
@@ -126,7 +126,7 @@ class TwellCallback(TrainerCallback):
         else:
             saved, counted = {}, counted + f", from step {step} on" * (step > 0)
         manifest.training = {"recipe": {"trainer": TRAINER, "counted": counted}, SAVED: saved}
-        manifest.kernel = dict(OWN_CODE)
+        manifest.kernel = dict(KERNEL)
         log = TrainingLog(out, manifest, RankShare(), step if goes_on else 0)
         last = log.rows[-1] if log.rows else {"tokens": 0, "seconds": 0.0}  # where nothing is known of the checkpoint
         tokens, seconds = saved.get(str(step), (last["tokens"], last["seconds"]))

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from twell.workbench.capturing import command
 from twell.workbench.capturing.firings import layers_text
 from twell.workbench.errors import UserError, path_of
-from twell.workbench.models.attach import attached, name_of, path_inside, unwrapped
+from twell.workbench.models.attach import attached, attribute_of, name_of, path_inside, unwrapped
 from twell.workbench.models.load import refuse_other_tokenizer
 from twell.workbench.option_fields import check_bounds, plain_values, python_names
 from twell.workbench.options import CaptureOptions, Device, KernelName
@@ -102,6 +102,8 @@ def capture(
     folder = _temporary() if out is None else path_of(out, OUT)
     check_bounds(CaptureOptions(model="", out=folder, **given), from_python=True)
     if not isinstance(model, nn.Module):
+        if attribute_of(model, nn.Module):
+            unwrapped(model)  # refuses it, and says where its model is
         path_of(model, "a model, or its folder or hub id")
         if tokenizer is not None:
             raise UserError(f"Expected no tokenizer= beside {model}, got one: its folder has its own.")
@@ -113,6 +115,8 @@ def capture(
     refuse_other_tokenizer(name_of(inner), tokenizer, len(embedding.weight))
     threshold, kernel = given.get("threshold"), given.get("kernel", "auto")
     with attached(model, tokenizer, threshold=threshold, kernel=kernel) as loaded:
+        if loaded.runs_own_code:  # there is no sparse FFN to time
+            given["timings"] = 0
         chosen = CaptureOptions(model=loaded.name, out=folder, **given)
         return command.record(loaded, chosen, sources, quiet=not progress)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from twell.workbench.errors import UserError
-from twell.workbench.models.slots.cover import own_hook, remove_attribute, set_attribute
+from twell.workbench.models.slots.cover import own_hook, set_attribute
 
 MOVES = ("reorder_cache", "batch_repeat_interleave", "batch_select_indices", "crop", "reset")
 
@@ -68,8 +68,7 @@ class CallHooks:
             self._stack.callback(own_hook(module, module.register_forward_hook(after, **always)))
         if hasattr(self.model, "generate"):
             whole: Any = self.model
-            set_attribute(whole, "generate", self._generate(whole.generate))
-            self._stack.callback(remove_attribute, whole, "generate")
+            self._stack.callback(set_attribute(whole, "generate", self._generate(whole.generate)))
         _listen(self.listener)
         self._stack.callback(_unlisten, self.listener)
 

@@ -36,7 +36,7 @@ from twell.workbench.capturing.firings import layers_text, parse_fired
 from twell.workbench.capturing.recorder import Recorder
 from twell.workbench.capturing.resume import new_manifest
 from twell.workbench.errors import Missing, UserError, path_of
-from twell.workbench.models.attach import AttachedModel, FFNs, attached
+from twell.workbench.models.attach import OWN_CODE, AttachedModel, FFNs, attached
 from twell.workbench.option_fields import check_type
 from twell.workbench.options import CaptureOptions, KernelName
 from twell.workbench.run import manifest as manifests
@@ -55,8 +55,7 @@ from twell.workbench.watching.tracker import Tracker
 Layers = bool | str | Sequence[int]
 
 OUT = "a folder for out="  # what that argument names, in a sentence on it
-# The manifest's kernel of what runs densely. Its name is PyTorch's, whose products it is made of.
-OWN_CODE = {"name": "torch", "reason": "the model's own code runs; its firings are counted beside it"}
+KERNEL = {"name": OWN_CODE.kernel, "reason": OWN_CODE.reason}  # of a manifest, where `dense` is asked for
 
 
 class watch(Answers):  # called like a function, in a with statement
@@ -266,7 +265,7 @@ class watch(Answers):  # called like a function, in a with statement
         )
         manifest = new_manifest(self.loaded, options, [SOURCE])
         if self._dense:
-            manifest.kernel = dict(OWN_CODE)
+            manifest.kernel = dict(KERNEL)
         return Recorder(self.loaded, RunWriter(folder, manifest), options)
 
 

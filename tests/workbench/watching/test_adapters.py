@@ -94,11 +94,12 @@ def test_counts_above_a_threshold(small: Any, name: str, limit: float) -> None:
 def test_the_way_that_counts_is_named(small: Any) -> None:
     """A watch names the threshold, which is no way for what changes the model."""
     model = adapted(small, "down_proj")
-    way = "merge adapters first, or count what is above a threshold=0, which is all that fires;"
+    merge = r"merge adapters first, as PEFT's merge_and_unload\(\) does"
+    way = f"{merge}, or count what is above a threshold=0, which is all that fires;"
     with pytest.raises(UserError, match=f"got a LoRA as down_proj: {way}"):
         watch(model).__enter__()
     for change in (lambda: ablate(model, {0: [1]}).__enter__(), lambda: use_sparse_ffns(model)):
-        with pytest.raises(UserError, match="merge adapters first; experts"):
+        with pytest.raises(UserError, match=f"{merge}; experts"):
             change()
 
 

@@ -2,7 +2,8 @@
 
 The idea: what is ours stands among a module's own attributes, as `forward`, and among its hooks. A copy would carry it
 along, run the original's weights and be counted with it. So while a module has anything of ours, it also has a
-`__deepcopy__`, which sets that aside for as long as the copy takes. Pickling is refused.
+`__deepcopy__`, which sets that aside for as long as the copy takes. Pickling is refused. What another library has put
+there before lies beneath ours, and is there again afterwards and in copies.
 
     cover = Cover()
     beneath = cover.put(module, forward)  # what module.forward was
@@ -29,42 +30,48 @@ HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )  # fmt: skip
-# What of a module is ours: names of attributes and numbers of hooks, each with what a copy needs first.
-_OURS: WeakKeyDictionary[nn.Module, dict[str | int, Settle | None]] = WeakKeyDictionary()
+# What of a module is ours: names of attributes and numbers of hooks, each with what a copy needs first, and with what
+# another library has as that attribute.
+_OURS: WeakKeyDictionary[nn.Module, dict[str | int, tuple[Settle | None, dict[str, Any]]]] = WeakKeyDictionary()
 
 
 class Cover:
     """The modules whose `forward` is covered; `remove` uncovers them for good, `lift` until they are laid on again."""
 
-    def __init__(self, settle: Settle | None = None) -> None:
-        """settle: called before one of the modules is copied"""
-        self._settle = settle
-        self._forwards: dict[nn.Module, Forward] = {}
+    def __init__(self, settle: Settle | None = None, over_others: bool = False) -> None:
+        """settle: called before one of the modules is copied; over_others: whether a module may have a forward of
+        another library beneath, which ours calls"""
+        self._settle, self._over_others = settle, over_others
+        self._forwards: dict[nn.Module, tuple[Forward, Any]] = {}  # ours, and the instance's own beneath
+        self._lifts: list[Settle] = []
 
     def put(self, module: nn.Module, forward: Forward) -> Forward:
         """Cover a module's forward; return the one beneath."""
+        refuse_covered(module)
+        if is_wrapped(module) and not self._over_others:
+            raise UserError(
+                f"Expected modules whose forward is their class's, got a {type(module).__name__} that another library "
+                "has wrapped: give the model as it was loaded."
+            )
         beneath = module.forward
-        self._lay(module, forward)
-        self._forwards[module] = forward
+        self._forwards[module] = forward, vars(module).get("forward")
+        self._lifts.append(set_attribute(module, "forward", forward, self._settle))
         return beneath
 
     def lay(self) -> None:
         """Cover every module again."""
-        for module, forward in self._forwards.items():
-            self._lay(module, forward)
-
-    def _lay(self, module: nn.Module, forward: Forward) -> None:
-        if "forward" in vars(module):
-            raise UserError(
-                f"Expected an FFN whose forward is its class's, got a {type(module).__name__} that has one of its own: "
-                "it is watched already, or another library has wrapped it."
-            )
-        set_attribute(module, "forward", forward, self._settle)
+        for module, (forward, beneath) in self._forwards.items():
+            if vars(module).get("forward") is not beneath:
+                raise UserError(
+                    f"Expected a {type(module).__name__} as it was when the watch began, got one that another library "
+                    "has wrapped since: begin the watch after that."
+                )
+            self._lifts.append(set_attribute(module, "forward", forward, self._settle))
 
     def lift(self) -> None:
         """Uncover every module."""
-        for module in self._forwards:
-            remove_attribute(module, "forward")
+        while self._lifts:
+            self._lifts.pop()()
 
     def remove(self) -> None:
         """Uncover every module, and forget them."""
@@ -72,21 +79,42 @@ class Cover:
         self._forwards.clear()
 
 
-def set_attribute(module: nn.Module, name: str, value: Any, settle: Settle | None = None) -> None:
-    """Give a module an attribute that its copies do not have. settle: as in `Cover`"""
-    vars(module)[name] = value
-    _keep_from_copies(module, name, settle)
+def refuse_covered(*modules: nn.Module) -> None:
+    """Raise UserError for a module whose forward is covered already."""
+    for module in modules:
+        if "forward" in _OURS.get(module, {}):
+            raise UserError(
+                f"Expected a model that is not watched yet, got a {type(module).__name__} that is: leave the first "
+                "watch before the next."
+            )
 
 
-def remove_attribute(module: nn.Module, name: str) -> None:
-    """Remove such an attribute, if it is there."""
-    vars(module).pop(name, None)
-    _forget(module, name)
+def is_wrapped(module: nn.Module) -> bool:
+    """Return whether a module has a forward of its own, as other libraries put there."""
+    return "forward" in vars(module)
+
+
+def set_attribute(module: nn.Module, name: str, value: Any, settle: Settle | None = None) -> Callable[[], None]:
+    """Give a module an attribute that its copies do not have; return what takes it back. settle: as in `Cover`"""
+    attributes = vars(module)
+    before = {name: attributes[name]} if name in attributes else {}
+    is_first = name not in _OURS.get(module, {})
+    attributes[name] = value
+    if is_first:
+        _keep_from_copies(module, name, settle, before)
+
+    def remove() -> None:
+        attributes.pop(name, None)
+        attributes.update(before)
+        if is_first:
+            _forget(module, name)
+
+    return remove
 
 
 def own_hook(module: nn.Module, handle: RemovableHandle) -> Callable[[], None]:
     """Keep a module's hook from its copies; return what removes it."""
-    _keep_from_copies(module, handle.id, None)
+    _keep_from_copies(module, handle.id, None, {})
 
     def remove() -> None:
         handle.remove()
@@ -95,8 +123,8 @@ def own_hook(module: nn.Module, handle: RemovableHandle) -> Callable[[], None]:
     return remove
 
 
-def _keep_from_copies(module: nn.Module, what: str | int, settle: Settle | None) -> None:
-    _OURS.setdefault(module, {})[what] = settle
+def _keep_from_copies(module: nn.Module, what: str | int, settle: Settle | None, beneath: dict[str, Any]) -> None:
+    _OURS.setdefault(module, {})[what] = settle, beneath
     vars(module).update(dict(zip(COPYING, (partial(_copied, module), _refuse_pickling), strict=True)))
 
 
@@ -112,10 +140,12 @@ def _forget(module: nn.Module, what: str | int) -> None:
 def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """Return a copy of a module as it is without what is ours."""
     ours, attributes = _OURS[module], vars(module)
-    for settle in ours.values():
+    for settle, _ in ours.values():
         if settle is not None:
             settle()
     aside = {name: attributes.pop(name) for name in (*COPYING, *ours) if name in attributes}
+    for _, beneath in ours.values():
+        attributes.update(beneath)
     for name in HOOKS:
         aside[name] = attributes[name]
         attributes[name] = type(aside[name])(

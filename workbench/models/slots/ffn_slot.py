@@ -2,8 +2,9 @@
 
 The idea: the `forward` of a few modules is covered by one of ours on the instance, and uncovered afterwards; hooks,
 parameters, their names and their order are the model's own all the while. Where gradients are to be followed, under
-autocast, or once someone has put a hook or another module into the FFN, the model's own code runs, densely, and its
-gate pre-activations and hidden values are counted as they come by; else the sparse op runs on the model's own weights.
+autocast, or where someone has put a hook, another module or a forward into the FFN, the model's own code runs, densely,
+and its gate pre-activations and hidden values are counted as they come by; else the sparse op runs on the model's own
+weights.
 A kernel that reads w_down by neuron gets it in that order: the parameter then has other storage, with the same values,
 until the FFN runs densely again or is given back.
 
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from twell.kernels.modules import CountedMap, Probe, SparseFFN
 from twell.workbench.errors import UserError
-from twell.workbench.models.slots.cover import Cover, Forward
+from twell.workbench.models.slots.cover import Cover, Forward, is_wrapped, refuse_covered
 
 OnFired = Callable[[int, Tensor, float], None]  # gets a layer, values [n, d_ff], and above what they fire
 RowsInOrder = Callable[[Tensor], Tensor]  # returns a matrix of an FFN's rows [..., size] with rows in the call's order
@@ -47,9 +48,10 @@ class Slot:
         idle: tuple[nn.Module, ...],
         probe: Probe,
     ) -> None:
+        refuse_covered(entry, *maps, *idle)  # before anything is covered
         self.ffn, self.entry, self.maps = ffn, entry, maps
         self._probe_before, ffn.probe = ffn.probe, probe
-        self.key, self.cover = next(_KEYS), Cover(self.own_storage)
+        self.key, self.cover = next(_KEYS), Cover(self.own_storage, over_others=True)
         self.touched = torch.zeros(1, dtype=torch.int32)  # written by an op that must not be optimised away
         self.on_hidden: Callable[[int, Tensor], None] | None = None  # gets the hidden values of a dense pass
         self.on_fired: OnFired | None = None  # where it is set, nothing else of a dense pass is counted
@@ -59,14 +61,16 @@ class Slot:
         self._up: Tensor | None = None
         self._original: Tensor | None = None  # w_down's own storage, while the parameter has it by neuron
         SLOTS[self.key] = self
+        parts = dict.fromkeys([*entry.modules(), *maps, *idle])
+        heard = [one for one in parts if one is not entry or one in maps]  # of one on the whole FFN nothing is lost
+        self._hooks = [hooks for one in heard for hooks in (one._forward_hooks, one._forward_pre_hooks)]
+        self._is_wrapped = any(map(is_wrapped, parts))
+        self._began_altered = self._is_wrapped or any(self._hooks)
         own: dict[nn.Module, Any] = {module: module.forward for module in (entry, *maps, *idle)}
         if maps:
             gate, down = maps[0], maps[-1]
             self._cover_maps(own, gate, maps[1] if ffn.up_relu else None, down)
         self._cover_entry(own, entry, idle)
-        parts = dict.fromkeys([*entry.modules(), *maps, *idle])
-        heard = [one for one in parts if one is not entry or one in maps]  # of one on the whole FFN nothing is lost
-        self._hooks = [hooks for one in heard for hooks in (one._forward_hooks, one._forward_pre_hooks)]
         self._parts = [(vars(one), vars(one).get("forward"), dict(one._modules)) for one in parts]
 
     def _cover_maps(self, own: dict[nn.Module, Any], gate: nn.Module, up: nn.Module | None, down: nn.Module) -> None:
@@ -134,13 +138,17 @@ class Slot:
         return torch.is_autocast_enabled(x.device.type) or x.dtype != weight.dtype  # type: ignore[arg-type]
 
     def is_altered(self) -> bool:
-        """Return whether hooks, modules or code of others are in the FFN. Compiled code does not look: as everywhere,
-        what comes after compiling is not in it."""
+        """Return whether hooks, modules or code of others are in the FFN. Compiled code has those from before the
+        watch: as everywhere, what comes after compiling is not in it."""
         if torch.compiler.is_compiling():
-            return False
-        return any(self._hooks) or any(
-            attributes.get("forward") is not forward or attributes["_modules"] != modules
-            for attributes, forward, modules in self._parts
+            return self._began_altered
+        return (
+            self._is_wrapped
+            or any(self._hooks)
+            or any(
+                attributes.get("forward") is not forward or attributes["_modules"] != modules
+                for attributes, forward, modules in self._parts
+            )
         )
 
     def run(self, x: Tensor) -> Tensor:
@@ -213,7 +221,8 @@ class MapSlot:
     """One layer's map back to d_model, whose inputs above a threshold are counted; the FFN runs as it is."""
 
     def __init__(self, counted: CountedMap, down: nn.Module) -> None:
-        self.counted, self.key, self.cover = counted, next(_KEYS), Cover()
+        refuse_covered(down)
+        self.counted, self.key, self.cover = counted, next(_KEYS), Cover(over_others=True)
         self.touched = torch.zeros(1, dtype=torch.int32)
         self.on_hidden: Callable[[int, Tensor], None] | None = None
         self.on_fired: OnFired | None = None
