@@ -16,6 +16,7 @@ import torch
 from support import planted_effects, synthetic_runs
 
 from twell import analysis
+from twell.analysis.exports.tables import ANALYSIS
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
@@ -120,10 +121,20 @@ def tables(run: Run) -> dict[str, pd.DataFrame]:
     return {name: answer for name, answer in answers.items() if isinstance(answer, pd.DataFrame)}
 
 
-def test_layers_have_one_type(run: Run) -> None:
+PLACE = re.compile(
+    "layer|neuron|token_id|document|(first_)?sequence|position(_from|_to)?"
+)  # columns that have one type
+
+
+def test_places_have_one_type(run: Run, tmp_path: Path) -> None:
     """That of the run's own tables: some were int64 once, which neither compared nor concatenated as equal."""
-    types = {name: str(table["layer"].dtype) for name, table in tables(run).items() if "layer" in table}
-    assert len(types) > 25
+    told = tables(run) | {"fired_csr": analysis.fired_csr(run, 0)[1]}
+    exported = analysis.export(run, tmp_path, [name for name in told if name in ANALYSIS], format="parquet")
+    told |= {f"{path.name}": pd.read_parquet(path) for path in exported}
+    types = {
+        f"{name}.{one}": str(table[one].dtype) for name, table in told.items() for one in table if PLACE.fullmatch(one)
+    }
+    assert len(types) > 80
     assert {name: one for name, one in types.items() if one != "int32"} == {}
 
 

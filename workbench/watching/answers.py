@@ -117,7 +117,7 @@ class Answers:
         _check_number("token", token, len(rows))
         where = rows.iloc[token]
         fired = ask("neurons_at", self.run, sequence=int(where["sequence"]), position=int(where["position"]))
-        fired = fired.loc[fired["layer"] == layer, ["neuron", "value"]].astype({"neuron": "int32"})
+        fired = fired.loc[fired["layer"] == layer, ["neuron", "value"]]
         return fired.sort_values(["value", "neuron"], ascending=[False, True], ignore_index=True)
 
     def _activity(self) -> pd.DataFrame:
