@@ -4,8 +4,9 @@ Several runs are given in a list or one after another, to every question that ta
 
 Each argument is checked at the call by its declared type, and numbers by their bounds: a wrong one would else fail deep
 inside, as a file that cannot be read, or be answered as if another had been asked. An answer about a run that is used
-without its damaged parts, `open_run(path, without_damaged=True)`, names them. Its column `layer` has the type that a
-run's own tables have, so that tables can be joined and compared. Cost: some 10 µs a question, 0.2 ms with a layer.
+without its damaged parts, `open_run(path, without_damaged=True)`, names them. Its columns of places
+(layers, neurons, sequences, positions) have the type that a run's own tables have, so that tables can be joined and
+compared. Cost: some 10 µs a question, 0.2 ms where such a column is turned into that type.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from twell.workbench.run.store import Run
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
 ONE, SEVERAL = "run", "runs"  # what questions call their first argument
-LAYER = "layer"
+PLACES = (  # columns of places in a model or a text, and of tokens of its vocabulary; a run has them as int32
+    *("layer", "neuron", "token_id", "document", "sequence", "first_sequence"),
+    *("position", "position_from", "position_to"),
+)
 LEAST = {"limit": 1, "width": 0, "min_count": 1, "min_fires": 1, "lags": 1, "windows": 1}
 
 
 def asked(question: Callable[P, Answer]) -> Callable[P, Answer]:
-    """Return a question whose answers name what their runs are used without, and number layers by one type.
+    """Return a question whose answers name what their runs are used without, and number places by one type.
 
     question: takes a run first, or a list of runs; of its answers, DataFrames and dicts name what is left out
     It raises UserError for an argument that the question cannot be asked with.
@@ -48,7 +52,7 @@ def asked(question: Callable[P, Answer]) -> Callable[P, Answer]:
         given = bound.arguments
         given.update(_plain(given))
         _check(question, given)
-        answer = with_layers(question(*bound.args, **bound.kwargs))
+        answer = with_places(question(*bound.args, **bound.kwargs))
         first = given.get(ONE, given.get(SEVERAL))
         runs = first if isinstance(first, list | tuple) else [first]
         sentences = [run.left_out for run in runs if isinstance(run, Run) and run.left_out]
@@ -63,11 +67,12 @@ def _in_one_list(signature: inspect.Signature, args: tuple[Any, ...]) -> tuple[A
     return (runs, *args[len(runs) :]) if SEVERAL in signature.parameters and len(runs) > 1 else args
 
 
-def with_layers(answer: Any) -> Any:
-    """Return a DataFrame with its layers as int32, which a run's tables have; anything else as it is."""
-    if isinstance(answer, pd.DataFrame) and LAYER in answer and answer[LAYER].dtype == "int64":
-        return answer.astype({LAYER: "int32"})
-    return answer
+def with_places(answer: Any) -> Any:
+    """Return a DataFrame with its PLACES as int32, which a run's tables have; anything else as it is."""
+    if not isinstance(answer, pd.DataFrame):
+        return answer
+    wide = [name for name in PLACES if name in answer and answer[name].dtype == "int64"]
+    return answer.astype(dict.fromkeys(wide, "int32")) if wide else answer
 
 
 def _with(answer: Any, sentence: str) -> Any:

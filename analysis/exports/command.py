@@ -24,7 +24,7 @@ from twell.analysis.exports.files import replacing, write_table
 from twell.analysis.exports.tables import ANALYSIS
 from twell.analysis.neurons.coactivation import fired_csr, sampled_layers
 from twell.analysis.neurons.concentration import dead_mask
-from twell.analysis.questions import with_layers
+from twell.analysis.questions import with_places
 from twell.workbench.errors import Missing, UserError, path_of
 from twell.workbench.option_fields import python_names
 from twell.workbench.options import ExportOptions, Format
@@ -107,7 +107,7 @@ def _write_tables(run: Run, options: ExportOptions, format: Format) -> list[Path
 def _pieces(run: Run, name: str) -> Iterator[pa.Table]:
     """Yield a table in one piece (an analysis table) or part by part (a table of the run)."""
     if name in ANALYSIS:
-        yield pa.Table.from_pandas(with_layers(ANALYSIS[name](run)), preserve_index=False)
+        yield pa.Table.from_pandas(with_places(ANALYSIS[name](run)), preserve_index=False)
         return
     yield from run.pieces(name)
 

@@ -12,7 +12,8 @@ from twell.analysis.exports.tables import ANALYSIS
 HEADING = """## Tables of the analysis
 
 The tables that `twell export` writes. Each is what the function of `twell.analysis` of the same name returns with its
-defaults."""
+defaults. `mean` is that of a table's own subject: nnz a token, in `union_sizes` different neurons a block. Tables with
+another subject (times, bins of loss, changes between runs) call the mean of nnz `nnz_mean`, as recorded ones do."""
 
 
 def dictionary() -> str:

@@ -71,11 +71,11 @@ def aligned(values: Iterable[float], digits: int = 3) -> list[str]:
     return [f"{value:+,.{decimal_count}f}".replace(",", SPACE).replace("-", "−") for value in all_values]
 
 
-def decimals(values: Iterable[float], digits: int = 3) -> str:
-    """Return a format for a column of numbers, with the decimals that their median needs for `digits` digits: %.3f."""
+def decimals(values: Iterable[float], digits: int = 3) -> int:
+    """Return how many decimals a column of numbers is shown with: those that their median needs for `digits` digits."""
     sizes = sorted(abs(value) for value in values if math.isfinite(value) and value)
     power = _power(sizes[len(sizes) // 2], digits) if sizes else 0
-    return f"%.{max(0, digits - 1 - power)}f"
+    return max(0, digits - 1 - power)
 
 
 def typeset(text: str) -> str:

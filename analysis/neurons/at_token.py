@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from twell.analysis.neurons.by_neuron import by_neuron
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
+from twell.workbench.run.tables.absent import ABSENT
 
 ORDERS = {"layer": "layer", "value": "value", "share": "share of largest", "density": "rarest first"}  # of `ordered`
 
@@ -37,7 +38,7 @@ def neurons_at(run: Run, sequence: int, position: int) -> pd.DataFrame:
     if not rows and run.has("activity") and not run.rows("activity", filters, ["position"]).num_rows:
         raise Missing(f"{run.name} holds no token at {position} of sequence {sequence}.")
     if not rows:
-        raise Missing(f"{run.name} keeps no firings of the token at {position}: capture with --fired all to see them.")
+        raise Missing(f"{run.name} keeps no firings of the token at {position}: {ABSENT['fired'][1]}.")
     lengths = [len(row["neuron"]) for row in rows]
     frame = pd.DataFrame(
         {
@@ -121,7 +122,7 @@ def firings_at(runs: Sequence[Run], places: Sequence[pd.DataFrame]) -> pd.DataFr
             fired.append(one_fired)
         first += int(tokens["place"].max()) + 1 if len(tokens) else 0
     if not sum(map(len, fired)):
-        raise Missing(f"{runs[-1].name} keeps no firings of these tokens: capture with --fired all to see them.")
+        raise Missing(f"{runs[-1].name} keeps no firings of these tokens: {ABSENT['fired'][1]}.")
     of_layer = pd.concat(covered).groupby("layer")["place"].nunique()
     by_place = pd.concat(fired).groupby(["layer", "neuron", "place"], sort=False)["value"].max().reset_index()
     frame = by_place.groupby(["layer", "neuron"])["value"].agg(["sum", "max", "size"]).reset_index()

@@ -121,7 +121,10 @@ def fires_with(run: Run, layer: int, neuron: int) -> pd.DataFrame:
     if run.none_fired:
         raise Missing(f"No neuron of {run.name} fires, so none fires together with another.")
     if not run.has("examples"):
-        raise Missing(f"{run.name} keeps no firings of single tokens: capture with --examples 8, or with --fired.")
+        raise Missing(
+            f"{run.name} keeps no firings of single tokens: capture with --examples 8 or --fired LAYERS (in Python "
+            "examples=8, fired=[LAYERS])."
+        )
     rows = run.frame("examples", ["layer", "neuron", "sequence", "position"]).drop_duplicates()
     is_own = (rows["layer"] == layer) & (rows["neuron"] == neuron)
     own = rows[is_own][["sequence", "position"]]

@@ -19,6 +19,7 @@ from scipy.special import ndtri
 from twell.analysis.neurons.coactivation import counted_firings, sampled_layers
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
+from twell.workbench.run.tables.absent import ABSENT
 
 BUSIEST = 1000  # neurons that are clustered, at most
 CHANCE = 0.05  # that any pair of independent neurons is joined
@@ -38,7 +39,7 @@ def firing_clusters(run: Run, layer: int | None = None, least: float = 0.3, min_
     if not 0 < least < 1:
         raise UserError(f"Expected a correlation between 0 and 1 to join clusters from, got {least}.")
     if not run.has("fired"):
-        raise Missing(f"{run.name} keeps no firings by which to compare all neurons: capture with --fired LAYERS.")
+        raise Missing(f"{run.name} keeps no firings by which to compare all neurons: {ABSENT['fired'][1]}.")
     layers = sampled_layers(run) if layer is None else [layer]
     rows, alone = [], {}
     for each in layers:

@@ -26,6 +26,7 @@ from twell.analysis.summaries.documents import REPLICATES, read_documents
 from twell.analysis.tokens.text_around import position_keys
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
+from twell.workbench.run.tables.absent import ABSENT
 
 LAGS = (1, 2, 4, 8, 16, 32, 64, 128)
 WINDOWS = (1, 2, 4, 8, 16, 32, 64)
@@ -86,7 +87,7 @@ def reuse_cache(run: Run, windows: Sequence[int] = WINDOWS) -> pd.DataFrame:
     if not pieces:
         raise Missing(
             f"The sample of firings of {run.name} holds no token with all of the {min(windows)} before it: keep all "
-            "tokens of a layer, with --fired LAYER and no share."
+            "tokens of a layer, with --fired LAYER and no share (in Python fired=[LAYER])."
         )
     return _table(run, pieces)
 
@@ -109,7 +110,7 @@ def _gaps(matrix: csr_matrix, key: NDArray) -> tuple[NDArray, NDArray, NDArray]:
 def _layers(run: Run) -> list[int]:
     """Return the layers whose firings were sampled. Missing where there are none."""
     if not run.has("fired"):
-        raise Missing(f"{run.name} holds no sample of firings: capture with --fired LAYERS.")
+        raise Missing(f"{run.name} holds no sample of firings: {ABSENT['fired'][1]}.")
     return sampled_layers(run)
 
 

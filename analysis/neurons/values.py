@@ -90,4 +90,4 @@ def missing(run: Run) -> Missing:
     if run.none_fired:
         return Missing(f"{run.name} keeps no examples of neurons: none fired.")
     why = "it is a summary-only run" if run.manifest.summary_only else "it was captured without them"
-    return Missing(f"{run.name} keeps no examples of neurons: {why}. Capture with --examples 8 to see them here.")
+    return Missing(f"{run.name} keeps no examples of neurons: {why}. Capture with --examples 8 (in Python examples=8).")

@@ -35,6 +35,7 @@ from twell.workbench.errors import Missing
 from twell.workbench.run.checks.uncounted import is_nowhere_finite, no_counted_token
 from twell.workbench.run.schema import PREFILL, WHOLE_MODEL
 from twell.workbench.run.store import Run
+from twell.workbench.run.tables.absent import ABSENT
 
 REFERENCE = "the reference kernel is an oracle, not a fast kernel: no speedup is claimed from it"
 EXACT_BELOW = 12
@@ -143,7 +144,7 @@ def pairs(run: Run) -> tuple[NDArray, NDArray, NDArray]:
     nnz = _side_by_side(rows, "nnz_mean", ("ffn_sparse",))[2]
     both = ~np.isnan(times[0] + times[1])
     if not both.any():
-        raise Missing(f"{run.name} timed no batch both dense and sparse: capture with --timings above 0.")
+        raise Missing(f"{run.name} timed no batch both dense and sparse: {ABSENT['timings'][1]}.")
     return layer[both], batch[both], np.concatenate([times, nnz])[:, both]
 
 

@@ -26,13 +26,17 @@ from twell.app.jobs.runner import model_of
 from twell.app.jobs.status import job_status
 from twell.app.jobs.study import draw_study, note_unfinished, study_button
 from twell.app.ui import widgets
-from twell.app.ui.formatting import number, plural, whole
+from twell.app.ui.formatting import number, plural, typeset_form, whole
 from twell.app.ui.query import fetch, query
 from twell.app.ui.url_state import current_run
 from twell.workbench.errors import Missing
 from twell.workbench.run.store import Run
 
-FORMS = {**dict.fromkeys(("change", "low", "high"), "{:+.5f}"), "kept": "{:.1%}"}  # of the columns of a table
+FORMS = {
+    **dict.fromkeys(("change", "low", "high"), "{:+.5f}"),
+    "kept": "{:.1%}",
+    **dict.fromkeys(("silenced", "tokens", "documents"), "{:,.0f}"),
+}  # of the columns of a table
 
 
 def curves(run: Run) -> None:
@@ -108,7 +112,7 @@ def every_condition(run: Run) -> None:
     widgets.heading("Every condition", f"As twell ablate spells them; {KEPT}.", query(run, analysis.effects))
     columns = table[["condition", "change", "low", "high", "kept", "silenced", "tokens", "documents"]]
     columns = columns.dropna(axis="columns", how="all")
-    forms = {name: form for name, form in FORMS.items() if name in columns}
+    forms = {name: typeset_form(form) for name, form in FORMS.items() if name in columns}
     widgets.table(columns.style.format(forms, na_rep="–"), width="stretch")
 
 

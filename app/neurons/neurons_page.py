@@ -29,7 +29,17 @@ from twell.app.neurons.neuron_data import (
     with_written,
 )
 from twell.app.ui import widgets
-from twell.app.ui.formatting import dead_limit, decimals, layer_width, percent, plural, typeset, visible, whole
+from twell.app.ui.formatting import (
+    column_form,
+    dead_limit,
+    decimals,
+    layer_width,
+    percent,
+    plural,
+    typeset,
+    visible,
+    whole,
+)
 from twell.app.ui.query import Query, QueryResult, fetch, query
 from twell.app.ui.questions import Question, draw_questions
 from twell.app.ui.url_state import current_run, link, one_of, open_page, run_name, sync_url, url_param
@@ -239,28 +249,32 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
         "label": column.TextColumn("neuron"),
         "density": column.ProgressColumn(
             "density, %",
-            format=decimals(frame["density"]),
+            format=column_form(decimals(frame["density"])),
             min_value=0.0,
             max_value=max(float(frame["density"].max()), 1e-9),
             help="share of tokens that fire it",
         ),
-        "fires": column.NumberColumn("fires", format="%d", help="tokens that fire it"),
+        "fires": column.NumberColumn("fires", format=column_form(0), help="tokens that fire it"),
         "value_mean": column.NumberColumn(
-            "mean value", format=decimals(frame["value_mean"]), help="mean over the tokens that fire it"
+            "mean value", format=column_form(decimals(frame["value_mean"])), help="mean over the tokens that fire it"
         ),
-        "value_max": column.NumberColumn("largest value", format=decimals(frame["value_max"])),
+        "value_max": column.NumberColumn("largest value", format=column_form(decimals(frame["value_max"]))),
         "token_text": column.TextColumn("one token", help="the token that fires it, if it is the only one"),
         "fires_on": column.TextColumn("fires most on", width="medium", help="tokens at its largest values in the run"),
         "in_text": column.TextColumn("where its value is largest", width="large", help="the token is in ‹ ›"),
         "writes": column.TextColumn("writes", width="medium", help="tokens that a positive product makes likelier"),
         "why": column.TextColumn("why"),
-        "largest": column.NumberColumn("largest pre-activation", format="%.4f", help="it fires above 0"),
-        "below": column.NumberColumn("below 0 by", format="%.2f", help="in standard deviations of its pre-activations"),
+        "largest": column.NumberColumn("largest pre-activation", format=column_form(4), help="it fires above 0"),
+        "below": column.NumberColumn("below 0 by", format=column_form(2), help="in sd of its pre-activations"),
         "gate_norm": column.NumberColumn(
-            "reads with, × usual", format="%.3f", help="length of its gate row over the median of neurons that fire"
+            "reads with, × usual",
+            format=column_form(3),
+            help="length of its gate row over the median of neurons that fire",
         ),
         "down_norm": column.NumberColumn(
-            "writes with, × usual", format="%.3f", help="length of its down row over the median of neurons that fire"
+            "writes with, × usual",
+            format=column_form(3),
+            help="length of its down row over the median of neurons that fire",
         ),
         "first_sequence": column.NumberColumn("first sequence", format="%d", help="sequence in which it first fired"),
     }

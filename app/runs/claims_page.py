@@ -14,7 +14,7 @@ from twell.analysis.memo import built_once
 from twell.app.runs.claims_data import CLAIMS, EVIDENCE, STUDIES, other_trainings, sweep_and_own
 from twell.app.runs.study_figures import cost_and_gain
 from twell.app.ui import widgets
-from twell.app.ui.formatting import SPACE, marked_up, plural, typeset, whole
+from twell.app.ui.formatting import marked_up, plural, typeset, typeset_form, whole
 from twell.app.ui.query import fetch, query, query_with_others
 from twell.app.ui.run_cache import shown
 from twell.app.ui.run_catalog import find_runs
@@ -171,8 +171,8 @@ def draw_studies(run: Run) -> None:
     )
     widgets.heading("Every training of the studies", caption, result)
     shown = trained[list(COLUMNS)].rename(columns={name: title for name, (title, _) in COLUMNS.items()})
-    forms = {title: form for title, form in COLUMNS.values() if form}
-    widgets.table(shown.style.format(forms, thousands=SPACE), height=320)
+    forms = {title: typeset_form(form) for title, form in COLUMNS.values() if form}
+    widgets.table(shown.style.format(forms, na_rep="–"), height=320)
 
 
 widgets.title("Do published claims hold for this model?")

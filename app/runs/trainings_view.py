@@ -15,7 +15,7 @@ from twell.analysis.figures.compare import trainings_side_by_side
 from twell.analysis.memo import built_once
 from twell.app.runs.comparison import is_copy
 from twell.app.ui import widgets
-from twell.app.ui.formatting import number, percent, plural, times, whole
+from twell.app.ui.formatting import number, percent, plural, times, typeset, whole
 from twell.app.ui.query import query_with_others
 from twell.app.ui.run_cache import shown
 from twell.app.ui.run_catalog import RunCatalog, run_label
@@ -74,11 +74,19 @@ def differing_fields(run: Run, other: Run) -> int:
     return sum(first.get(field) != second.get(field) for field in first.keys() | second.keys())
 
 
+def written(value: Any) -> str:
+    """Return a field of a recipe as it is shown: numbers as elsewhere on the page."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return typeset(f"{value:,}") if is_number else str(value)
+
+
 def draw_ends(logs: pd.DataFrame, current: str) -> None:
     """Draw what the recipes differ in, and the last value of each figure, a column a training, `current` first; each
     value of another with its ratio to that of `current`, the figures whose ratio is furthest from 1 first."""
     names = list(dict.fromkeys([current, *logs["run"]]))
-    rows = [(str(field), [str(values[name]) for name in names]) for field, values in logs.attrs["recipes"].iterrows()]
+    rows = [
+        (str(field), [written(values[name]) for name in names]) for field, values in logs.attrs["recipes"].iterrows()
+    ]
     results = list[tuple[float, str, list[str]]]()
     for title, column, form in ENDS:
         known = [logs[logs["run"] == name][column].dropna() for name in names]

@@ -7,7 +7,7 @@ import streamlit as st
 from twell.analysis.figures.tokens import ranked_by
 from twell.app.tokens.token_data import address_filters
 from twell.app.ui import widgets
-from twell.app.ui.formatting import plural, visible, whole
+from twell.app.ui.formatting import column_form, plural, visible, whole
 from twell.app.ui.query import QueryResult
 from twell.app.ui.url_state import open_page, run_name
 
@@ -49,27 +49,31 @@ def draw_token_table(tokens: QueryResult, rank: str) -> None:
         column_config={
             "text": st.column_config.TextColumn("token", width=130),
             "token_id": st.column_config.NumberColumn("id", format="%d"),
-            "count": st.column_config.NumberColumn("count", format="%d", help="how often it occurs in the text"),
-            "sequences": st.column_config.NumberColumn("sequences", format="%d", help="sequences in which it occurs"),
+            "count": st.column_config.NumberColumn(
+                "count", format=column_form(0), help="how often it occurs in the text"
+            ),
+            "sequences": st.column_config.NumberColumn(
+                "sequences", format=column_form(0), help="sequences in which it occurs"
+            ),
             "z": st.column_config.NumberColumn(
                 RANKS[score],
-                format="%+.2f",
+                format=column_form(2, "+"),
                 help="nnz in standard deviations from its layer's mean, averaged over layers",
             ),
             "z_se": st.column_config.NumberColumn(
-                "standard error of z", format="%.2f", help="clustered by document; shrunk: its posterior sd"
+                "standard error of z", format=column_form(2), help="clustered by document; shrunk: its posterior sd"
             ),
             "mean": st.column_config.NumberColumn(
-                "mean nnz", format="%.1f", help="neurons per layer, averaged over layers"
+                "mean nnz", format=column_form(1), help="neurons per layer, averaged over layers"
             ),
             "mean_se": st.column_config.NumberColumn(
-                "standard error of nnz", format="%.1f", help="of the mean, clustered by document"
+                "standard error of nnz", format=column_form(1), help="of the mean, clustered by document"
             ),
             "surprisal_mean": st.column_config.NumberColumn(
-                "surprisal, nats", format="%.2f", help="loss of this token, predicted from the tokens before it"
+                "surprisal, nats", format=column_form(2), help="loss of this token, predicted from the tokens before it"
             ),
             "loss_mean": st.column_config.NumberColumn(
-                "next loss, nats", format="%.2f", help="loss of the next token, predicted at this one"
+                "next loss, nats", format=column_form(2), help="loss of the next token, predicted at this one"
             ),
         },
     )
@@ -86,12 +90,16 @@ def draw_word_table(words: QueryResult) -> None:
         "word-table",
         frame["word"],
         column_config={
-            "count": column.NumberColumn("count", format="%d", help="how often the word occurs in the text"),
-            "sequences": column.NumberColumn("sequences", format="%d", help="sequences in which it occurs"),
-            "documents": column.NumberColumn("documents", format="%d", help="documents in which it occurs"),
-            "pieces": column.NumberColumn("tokens per word", format="%.1f", help="how many it is cut into, on average"),
-            "z": column.NumberColumn("z", format="%+.2f", help="mean z of the word's tokens"),
-            "z_se": column.NumberColumn("standard error of z", format="%.2f", help="clustered by document"),
-            "mean": column.NumberColumn("mean nnz", format="%.1f", help="neurons per layer, averaged over layers"),
+            "count": column.NumberColumn("count", format=column_form(0), help="how often the word occurs in the text"),
+            "sequences": column.NumberColumn("sequences", format=column_form(0), help="sequences in which it occurs"),
+            "documents": column.NumberColumn("documents", format=column_form(0), help="documents in which it occurs"),
+            "pieces": column.NumberColumn(
+                "tokens per word", format=column_form(1), help="how many it is cut into, on average"
+            ),
+            "z": column.NumberColumn("z", format=column_form(2, "+"), help="mean z of the word's tokens"),
+            "z_se": column.NumberColumn("standard error of z", format=column_form(2), help="clustered by document"),
+            "mean": column.NumberColumn(
+                "mean nnz", format=column_form(1), help="neurons per layer, averaged over layers"
+            ),
         },
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from twell.analysis.activity.layers import dead_bound
@@ -40,6 +41,7 @@ __all__ = [
     "BANDS",
     "SPACE",
     "aligned",
+    "column_form",
     "dead_limit",
     "decimals",
     "fixed",
@@ -60,6 +62,7 @@ __all__ = [
     "times",
     "token_html",
     "typeset",
+    "typeset_form",
     "visible",
     "whole",
     "with_intervals",
@@ -108,6 +111,20 @@ def matching(frame: pd.DataFrame, column: str, search: str) -> pd.DataFrame:
     needle = visible(search).replace("◌", "").lower()
     texts = frame[column].tolist()  # a column of Arrow's gives one text at a time fifteen times slower
     return frame[[needle in visible(text).lower() for text in texts]]
+
+
+def column_form(places: int, sign: str = "") -> str:
+    """Return Streamlit's format of a column of numbers, with our space between thousands. Its minus sign is a hyphen:
+    only a Styler could set another, which takes a second for five thousand rows.
+
+    places: decimals; sign: "+" to show that of numbers above 0 too
+    """
+    return f"%{sign}'{SPACE},.{places}f"
+
+
+def typeset_form(form: str) -> Callable[[float], str]:
+    """Return a Styler's format of a column, for a short table: Python's `form`, with our signs and spaces."""
+    return lambda value: typeset(form.format(value).replace("%", " %"))
 
 
 def token_html(text: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from support import planted_effects, synthetic_runs
 
 from twell import analysis
+from twell.analysis.exports.tables import ANALYSIS
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.store import Run
 
@@ -106,6 +108,14 @@ TOLD = {"layer": 0, "neuron": 0, "sequence": 0, "position": 1, "token_id": synth
 def tables(run: Run) -> dict[str, pd.DataFrame]:
     """Return every table of the package's that a run can fill, by its question."""
     answers = {}
+    for name, question in questions(run):
+        with suppress(Missing):
+            answers[name] = question()
+    return {name: answer for name, answer in answers.items() if isinstance(answer, pd.DataFrame)}
+
+
+def questions(run: Run) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield every question of the package by its name, as it is asked about a run."""
     for name in analysis.__all__:
         question: Callable[..., Any] = getattr(analysis, name)
         given: dict[str, Any] = {"run": run, "runs": [run, run], **TOLD}
@@ -115,15 +125,35 @@ def tables(run: Run) -> dict[str, pd.DataFrame]:
             if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
         ]
         if name not in ("ensure", "export", "summarize"):  # which return no table
-            with suppress(Missing):
-                answers[name] = question(**{one: given[one] for one in required})
-    return {name: answer for name, answer in answers.items() if isinstance(answer, pd.DataFrame)}
+            yield name, partial(question, **{one: given[one] for one in required})
 
 
-def test_layers_have_one_type(run: Run) -> None:
+def test_what_to_record_is_told_to_python_too(tmp_path: Path) -> None:
+    """Behind the command line's option stands the argument of `capture`."""
+    told = {}
+    for name, question in questions(synthetic_runs.make(tmp_path / "bare", neurons=False, timings=0)):
+        try:
+            question()
+        except Missing as error:
+            told[name] = str(error)
+    named = {
+        name: flag[1] for name, said in told.items() if (flag := re.search("--(fired|examples|probes|timings)", said))
+    }
+    assert set(named.values()) == {"fired", "examples", "probes", "timings"}
+    assert {name: told[name] for name, flag in named.items() if f" {flag}=" not in told[name]} == {}
+
+
+PLACE = re.compile("layer|neuron|token_id|document|(first_)?sequence|position(_from|_to)?")  # columns of one type
+
+
+def test_places_have_one_type(run: Run, tmp_path: Path) -> None:
     """That of the run's own tables: some were int64 once, which neither compared nor concatenated as equal."""
-    types = {name: str(table["layer"].dtype) for name, table in tables(run).items() if "layer" in table}
-    assert len(types) > 25
+    told = tables(run) | {"fired_csr": analysis.fired_csr(run, 0)[1]}
+    exported = analysis.export(run, tmp_path, [name for name in told if name in ANALYSIS], format="parquet")
+    told |= {path.name: pd.read_parquet(path) for path in exported}
+    columns = {f"{name}.{one}": table[one] for name, table in told.items() for one in table}
+    types = {name: str(one.dtype) for name, one in columns.items() if PLACE.fullmatch(str(one.name))}
+    assert len(types) > 80
     assert {name: one for name, one in types.items() if one != "int32"} == {}
 
 

@@ -148,7 +148,7 @@ _NEURON_SUMS = SummaryTable(
     NEURON_SUMS,
     keys=("layer", "neuron"),
     source="neurons",
-    absent="it was captured with --probes counts, which keeps counts per token alone",
+    absent="it was captured with --probes counts (in Python probes='counts'), which keeps counts per token alone",
 )
 
 _TILE_COUNTS = SummaryTable(
@@ -176,7 +176,7 @@ _VALUE_COUNTS = SummaryTable(
     VALUE_COUNTS,
     keys=("layer", "neuron", "bin"),
     source="value_bins",
-    absent="it was captured without --examples, which count each neuron's values too",
+    absent="it was captured without --examples (in Python examples=8), which count each neuron's values too",
 )
 
 _SURPRISAL_CLASSES = SummaryTable(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import warnings
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.run.schema import nnz_columns
@@ -20,6 +21,7 @@ from twell.workbench.run.store import Run
 
 if TYPE_CHECKING:
     import pandas as pd
+    from scipy.sparse import csr_matrix
 
     from twell.workbench.models.attach import AttachedModel
 
@@ -88,7 +90,13 @@ class Answers:
         """Return a sequence that a notebook shows shaded by nnz, in all layers or one; `str()` of it is its text."""
         return ask("shaded_text", self.run, sequence=sequence, layer=layer)
 
-    def fired(self, layer: int, form: Literal["scipy", "torch"] = "scipy") -> Any:
+    @overload
+    def fired(self, layer: int, form: Literal["scipy"] = "scipy") -> csr_matrix: ...
+
+    @overload
+    def fired(self, layer: int, form: Literal["torch"]) -> Tensor: ...
+
+    def fired(self, layer: int, form: Literal["scipy", "torch"] = "scipy") -> csr_matrix | Tensor:
         """Return a layer's values as a CSR matrix [tokens, d_ff], a row for each row of `table`, or for each of those
         that were drawn if the watch keeps a share.
 
@@ -98,7 +106,7 @@ class Answers:
         if form not in ("scipy", "torch"):
             raise UserError(f"Expected form= as scipy or torch, got {form!r}.")
         self._check_kept(layer)
-        matrix, _ = ask("fired_csr", self.run, layer=layer)
+        matrix: csr_matrix = ask("fired_csr", self.run, layer=layer)[0]
         if form == "scipy":
             return matrix
         begins, neurons, values = (torch.from_numpy(one) for one in (matrix.indptr, matrix.indices, matrix.data))
@@ -117,7 +125,7 @@ class Answers:
         _check_number("token", token, len(rows))
         where = rows.iloc[token]
         fired = ask("neurons_at", self.run, sequence=int(where["sequence"]), position=int(where["position"]))
-        fired = fired.loc[fired["layer"] == layer, ["neuron", "value"]].astype({"neuron": "int32"})
+        fired = fired.loc[fired["layer"] == layer, ["neuron", "value"]]
         return fired.sort_values(["value", "neuron"], ascending=[False, True], ignore_index=True)
 
     def _activity(self) -> pd.DataFrame:

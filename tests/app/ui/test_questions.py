@@ -68,7 +68,7 @@ def test_no_two_layers_share_a_color(plot) -> None:
     for figure in (plot(table), dressed(plot(table))):
         named = [trace.line.color for trace in figure.data if trace.name]
         assert len(named) == len(set(named)) == 28
-        assert named[0] == "rgb(47, 126, 216)" and named[-1] == "rgb(201, 130, 30)", "in the order of depth"
+        assert named[0] == "rgb(55, 94, 255)" and named[-1] == "rgb(224, 0, 0)", "in the order of depth"
 
 
 def test_cells_between_few_layers_say_their_correlation(sampled: Run) -> None:

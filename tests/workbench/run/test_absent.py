@@ -33,7 +33,9 @@ def run_with(tmp_path: Path, make_manifest: Callable[..., Any]) -> Callable[...,
 
 def test_the_message_says_what_to_do(run_with: Callable[..., Run]) -> None:
     run = run_with()
-    with pytest.raises(Missing, match=r"^run holds no timings: capture with --timings above 0\.$"):
+    with pytest.raises(
+        Missing, match=r"^run holds no timings: capture with --timings above 0 \(in Python timings=\)\.$"
+    ):
         run.files("timings")
     with pytest.raises(Missing, match=r"^run holds no vocabulary\.$"):
         run.files("vocab")

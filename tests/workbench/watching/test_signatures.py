@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_overloads, get_type_hints
 
 import pandas as pd
 import pytest
+import torch
+from scipy.sparse import csr_matrix
 
 from twell import analysis
 from twell.workbench import capture, load_pruned, prune, study, watch
@@ -54,6 +56,13 @@ def test_a_study_lists_its_options() -> None:
 @pytest.mark.parametrize("function", [watch.text, Run.text, prune, load_pruned], ids=lambda one: one.__qualname__)
 def test_what_comes_back_has_a_type(function: Callable[..., Any]) -> None:
     assert get_type_hints(function, {**vars(inspect.getmodule(function)), "pd": pd})["return"] is not Any
+
+
+def test_firings_are_of_the_form_that_is_asked_for() -> None:
+    names = {"csr_matrix": csr_matrix, **vars(inspect.getmodule(watch.fired))}
+    hints = [get_type_hints(one, names) for one in get_overloads(watch.fired)]
+    returned = {form: one["return"] for one in hints for form in get_args(one["form"])}
+    assert returned == {"scipy": csr_matrix, "torch": torch.Tensor}
 
 
 def test_a_shaded_text_has_the_form_that_a_run_promises() -> None:
