@@ -12,7 +12,6 @@ import importlib.metadata
 import inspect
 import os
 import sys
-import time
 import typing
 from collections.abc import Callable
 from contextlib import suppress
@@ -216,6 +215,7 @@ def demo(demo_options: options.DemoOptions) -> None:
     from twell.analysis.summaries.refresh import summarize
     from twell.workbench.capturing.command import capture
     from twell.workbench.run import manifest as manifests
+    from twell.workbench.run.checks.unfinished import set_aside
     from twell.workbench.run.store import open_run
 
     if (demo_options.out / manifests.FILE).exists():
@@ -223,8 +223,7 @@ def demo(demo_options: options.DemoOptions) -> None:
         if existing.status == manifests.COMPLETE:
             print(f"Using the demo run that is in {demo_options.out} already (remove the folder to capture it anew).")
         else:
-            backup = demo_options.out.with_name(f"{demo_options.out.name}-{existing.status}-{int(time.time())}")
-            demo_options.out.rename(backup)
+            backup = set_aside(demo_options.out, existing.status)
             print(f"Moved the {existing.status} run in {demo_options.out} to {backup}.")
     if not (demo_options.out / manifests.FILE).exists():
         capture(

@@ -122,6 +122,8 @@ def record(
             batches = resume_point.skip_recorded(batches)
             if resume_point.sequences:  # other text is refused while the run is as it was
                 batches = chain([first] if (first := next(batches, None)) is not None else [], batches)
+        if resume_point is None:
+            refuse_unfinished(options.out)  # another capture may have begun it while the model was loaded
         writer = RunWriter(options.out, manifest, resume=resume_point is not None, share=ranks)
         console = Console(highlight=False, soft_wrap=True, markup=False, quiet=quiet or ranks.rank > 0)
         console.print(plan(loaded, options, total, note))

@@ -8,7 +8,8 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,21 @@ import pytest
 from support.captures import save_model
 from support.same_runs import assert_same_run
 
-from twell.workbench.capturing.command import capture
+from twell.workbench import cli
+from twell.workbench.capturing.command import capture, record
 from twell.workbench.capturing.recorder import Recorder
 from twell.workbench.capturing.resume import ResumePoint
 from twell.workbench.errors import UserError
-from twell.workbench.options import CaptureOptions
+from twell.workbench.models.load import load
+from twell.workbench.options import CaptureOptions, DemoOptions
 from twell.workbench.run import manifest as manifests
 from twell.workbench.run import writer
+from twell.workbench.run.checks.unfinished import set_aside
 from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import open_run
 from twell.workbench.text import batches
 from twell.workbench.text import sequences as text_module
+from twell.workbench.text.sources import open_sources
 
 
 class Killed(BaseException):
@@ -108,19 +113,47 @@ def refused(chosen: CaptureOptions, *words: str) -> None:
     assert {path: path.read_bytes() for path in chosen.out.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_that_is_being_recorded_is_left_alone(begun: CaptureOptions, tmp_path: Path) -> None:
-    """From the reading of its manifest on, by another process, until that one ends, however it does."""
+@contextmanager
+def recorded_elsewhere(folder: Path) -> Iterator[None]:
+    """Have another process hold a run's folder, as one that records it does, and die at the block's end."""
     code = (
         "import fcntl, os, sys; handle = os.open(sys.argv[1], os.O_RDONLY); fcntl.flock(handle, fcntl.LOCK_EX)\n"
         "print('has it', flush=True); sys.stdin.read()"
     )
-    command = [sys.executable, "-c", code, str(begun.out)]
+    command = [sys.executable, "-c", code, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "has it\n"
+        yield
+        other.kill()
+
+
+def test_a_run_that_is_being_recorded_is_left_alone(begun: CaptureOptions) -> None:
+    """From the reading of its manifest on, by another process, until that one ends, however it does."""
+    with recorded_elsewhere(begun.out):
         refused(begun, "another capture is writing to it")
         refused(replace(begun, model="nobody/asked-for-this-first"), "another capture is writing to it")
-        other.kill()
+        refused(replace(begun, resume=False), "another capture is writing to it", "wait for its end")
     assert capture(begun).manifest.status == "complete"
+
+
+def test_a_capture_that_began_while_the_model_was_loaded_is_left_alone(begun: CaptureOptions) -> None:
+    loaded, chosen = load(begun.model, device="cpu", kernel="reference"), replace(begun, resume=False)
+    with recorded_elsewhere(begun.out), pytest.raises(UserError, match="another capture is writing to it"):
+        record(loaded, chosen, open_sources(chosen.text), quiet=True)
+
+
+def test_a_demo_leaves_the_one_that_is_being_recorded_alone(
+    begun: CaptureOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And moves one that nothing records any more, whole."""
+    monkeypatch.setattr(cli, "DEMO_TOKENS", 100)  # of the demo that would take its place
+    tokens = open_run(begun.out).manifest.tokens
+    with recorded_elsewhere(begun.out), pytest.raises(UserError, match="another capture is writing to it"):
+        cli.demo(DemoOptions(out=begun.out, app=False))
+    assert [path.name for path in begun.out.parent.iterdir() if path.is_dir()] == [begun.out.name]
+    moved = set_aside(begun.out, "recording")
+    assert not begun.out.exists()
+    assert open_run(moved).manifest.tokens == tokens
 
 
 def test_a_capture_has_its_folder_to_itself(
