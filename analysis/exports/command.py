@@ -169,7 +169,11 @@ def _write_document(run: Run, options: ExportOptions, format: Format) -> Path:
 def _write_arrays(run: Run, options: ExportOptions) -> list[Path]:
     """Write `fired`, a sparse matrix a layer into the folder `out`, or the mask of dead neurons, as .npz files."""
     if len(options.table) != 1 or options.table[0] not in ("fired", "dead_neurons"):
-        raise UserError("Expected --table fired or --table dead_neurons with --format npz.")
+        given = " ".join(f"--table {name}" for name in options.table) or "no --table"
+        raise UserError(
+            f"Expected --table fired or --table dead_neurons with --format npz, got {given}: other tables are written "
+            "as csv, json or parquet."
+        )
     if options.table[0] == "dead_neurons":
         path = options.out / "dead_neurons.npz" if options.out.is_dir() else options.out
         mask = dead_mask(run)

@@ -290,7 +290,7 @@ def test_arrays(run: Run, tmp_path: Path) -> None:
 def test_refused(run: Run, bos_run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no --table with --format html"):
         export(ExportOptions(run=run.path, table=("by_layer",), format="html", out=tmp_path / "x"))
-    with pytest.raises(UserError, match="--table fired or --table dead_neurons"):
+    with pytest.raises(UserError, match="with --format npz, got --table by_layer: other"):
         export(ExportOptions(run=run.path, table=("by_layer",), format="npz", out=tmp_path / "x"))
     with pytest.raises(Missing, match="no sample of firings: capture with --fired"):
         export(ExportOptions(run=bos_run.path, table=("fired",), format="npz", out=tmp_path / "x"))
