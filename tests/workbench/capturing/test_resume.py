@@ -143,7 +143,9 @@ def test_a_capture_has_its_folder_to_itself(
 
 
 def test_the_outcome_is_told_of_the_whole_run(begun: CaptureOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    manifests.update(begun.out, seconds=1000.0)
     run = capture(begun)
+    assert run.manifest.seconds > 1000
     counts = run.activity(flagged=False)[nnz_columns(run.layers)].to_numpy()
     assert f"mean nnz {counts.mean():.1f} of {run.d_ff}" in capsys.readouterr().out.splitlines()[-1]
 
