@@ -198,6 +198,7 @@ def test_a_resumed_run_begins_after_its_last_part_and_without_strays(tmp_path: P
 def test_a_rank_that_resumes_removes_its_own_strays_alone(tmp_path: Path, make_manifest: Maker) -> None:
     """The others may be writing theirs already."""
     blank = RankShare(0, 11).blank_ranks()
+    blank[1]["seconds"] = 5.0
     RunWriter(tmp_path / "run", replace(make_manifest(), ranks=blank)).finish(INTERRUPTED)
     names = ("part-00000.parquet.tmp", "rank-1-00000.parquet.tmp", "rank-10-00000.parquet.tmp")
     strays = [tmp_path / "run" / "activity" / name for name in names]
@@ -207,5 +208,7 @@ def test_a_rank_that_resumes_removes_its_own_strays_alone(tmp_path: Path, make_m
         stray.write_text("cut short")
     for rank, left in ((1, [True, False, True, True]), (0, [False, False, True, False])):
         share = RankShare(rank, 11)
-        RunWriter(tmp_path / "run", share.share(open_run(tmp_path / "run").manifest), resume=True, share=share)
+        own = share.share(open_run(tmp_path / "run").manifest)
+        RunWriter(tmp_path / "run", own, resume=True, share=share)
+        assert own.seconds == (5.0 if rank else 0.0), "it goes on from its own"
         assert [stray.exists() for stray in strays] == left
