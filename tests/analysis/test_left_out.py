@@ -18,7 +18,9 @@ import twell.analysis as analysis
 from twell.analysis.memo import memo_scope
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import CompareOptions, ExportOptions, SummarizeOptions
+from twell.workbench.run import manifest as manifests
 from twell.workbench.run.manifest import COMPLETE
+from twell.workbench.run.schema import nnz_columns
 from twell.workbench.run.store import Run, open_run
 from twell.workbench.run.writer import RunWriter
 
@@ -84,6 +86,16 @@ def test_answers_are_those_of_the_rest(whole: Run, rest: Run, tmp_path: Path) ->
     assert file in repr(run) and file in run._repr_html_()
 
 
+@pytest.mark.parametrize("table", ["activity", "neurons", "value_bins"])
+def test_values_are_those_of_the_tokens_that_are_left(table: str, whole: Run, rest: Run, tmp_path: Path) -> None:
+    """The firings of each neuron by their value add up to those of the same tokens, whichever file is damaged."""
+    run = open_run(damaged(whole, tmp_path, f"{table}/part-{NUMBER:05d}.parquet"), without_damaged=True)
+    values = analysis.neuron_histogram(run)
+    assert values.equals(analysis.neuron_histogram(rest))
+    fires = analysis.by_neuron(run).query("fires > 0").set_index(["layer", "neuron"])["fires"]
+    assert values.groupby(["layer", "neuron"])["fires"].sum().to_dict() == fires.to_dict()
+
+
 def test_nothing_is_left_out_unasked(whole: Run, tmp_path: Path) -> None:
     path = damaged(whole, tmp_path, "activity/part-00001.parquet")
     mean = analysis.by_layer(whole)["mean"]
@@ -105,6 +117,22 @@ def test_a_table_that_stands_alone_is_left_out_alone(whole: Run, tmp_path: Path)
     with pytest.raises(Missing, match=r"timings/part-00000\.parquet differs from its checksum"):
         analysis.speedup(run)
     assert "timings" in analysis.by_layer(run).attrs["left_out"]
+
+
+def test_a_run_in_which_nothing_fires_says_so_without_its_timings(tmp_path: Path) -> None:
+    """All neurons are dead in what is left, as they are in the whole run."""
+
+    def nothing(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {name: np.zeros_like(columns[name]) for name in nnz_columns(4)}
+
+    made = synthetic_runs.make(tmp_path / "none", sequences=4, parts=1, change=nothing)
+    manifests.update(made.path, options={"probes": "all"})
+    (made.path / "timings/part-00000.parquet").unlink()
+    run = open_run(made.path, without_damaged=True)
+    assert run.left_out
+    assert analysis.by_layer(run)["dead"].fillna(0).tolist() == [run.d_ff] * run.layers
+    with pytest.raises(Missing, match="no neuron fired"):
+        analysis.neuron_histogram(run)
 
 
 def test_commands_say_it(whole: Run, rest: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ class Run:
         """Return whether the run counted its neurons and none ever fired: it has no part of them, yet knows that all
         are dead."""
         counted = self.has("activity") and self.manifest.options.get("probes", "counts") != "counts"
-        return counted and not self.has("neurons") and not self.manifest.left_out
+        return counted and not self.has("neurons")
 
     @property
     def counts_above_threshold(self) -> bool:

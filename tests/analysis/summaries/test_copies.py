@@ -59,6 +59,12 @@ def test_a_copy_cut_short_is_no_run(small: Run, tmp_path: Path) -> None:
     assert list_runs(tmp_path / "short") == ([], {})
 
 
+def test_a_copy_that_cannot_be_written_is_said_to_be_one(small: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match=r"Expected to copy .*, got Not a directory: free some space or choose"):
+        summarize(SummarizeOptions(runs=(small.path,), summary_only=tmp_path / "file" / "copy"))
+
+
 def test_copy_of_several_runs_is_refused(small: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Expected one run with --summary-only, got 2"):
         summarize(SummarizeOptions(runs=(small.path, small.path), summary_only=tmp_path / "x"))

@@ -8,10 +8,14 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from support.rewritten import relisted
 
 from twell.analysis import by_layer, by_position, by_token, ensure
+from twell.analysis.summaries import part_sums
 from twell.analysis.summaries.built import read_built
 from twell.analysis.summaries.derived import drawn_interval
 from twell.analysis.summaries.documents import (
@@ -113,6 +117,36 @@ def test_clusters_are_numbered_in_the_order_of_the_text() -> None:
     documents = documents_of(table([1, 1, 1]).set_column(0, "sequence", pa.array([2, 0, 1])))
     columns = rows(documents, np.arange(3))
     assert (columns["cluster"], columns["unit"]) == ([0, 1, 2], [1, 2, 0])
+
+
+def test_sums_over_documents_that_stand_between_each_other(
+    made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two sources, in both of which three take turns: squares are over documents, groups go by their own numbers."""
+    monkeypatch.setattr(part_sums, "BLOCK", 20)  # rows that are added up at a time
+    run = made.make(tmp_path / "run", sequences=24, length=9, parts=1, layers=1, sources=2)
+    path = run.path / "sequences" / "part-00000.parquet"
+    sequences = pq.read_table(path, partitioning=None)
+    number = sequences["sequence"].to_numpy()
+    of_document = {"document": number % 3, "start": number % 12 // 3 * 9}
+    for name, values in of_document.items():
+        at, kind = sequences.schema.names.index(name), sequences.schema.field(name)
+        sequences = sequences.set_column(at, kind, pa.array(values, kind.type))
+    pq.write_table(sequences, path)
+    run = relisted(run, "sequences")
+    rows = run.activity().merge(run.frame("sequences")[["sequence", "document", "source"]])
+    placed = rows[(rows["flags"] == 0) | ((rows["position"] == 0) & (rows["flags"] < 4))]
+    each = placed.groupby(["position", "source", "document"])["nnz_00"].agg(["size", "sum"])
+    n, y = each["size"], each["sum"]
+    squares = pd.DataFrame({"clusters": n > 0, "tokens_square": n**2, "nnz_square": y**2, "cross": y * n})
+    expected = squares.groupby("position").sum()
+    table = open_summaries(run).frame("positions").query("layer == 0 and not flagged").set_index("position")
+    ours = table[["clusters", *(f"clusters_{name}" for name in squares.columns[1:])]]
+    np.testing.assert_array_equal(ours, expected)
+    assert ours["clusters"].max() == 6
+    later = placed[placed["position"] > 0]
+    bands = open_summaries(run).frame("position_bands").query("layer == 0").groupby("replicate")["nnz_sum"].sum()
+    assert bands.to_dict() == later.groupby(later["document"] % 20)["nnz_00"].sum().to_dict()
 
 
 def test_a_run_recorded_before_documents_were_known(small: Run) -> None:

@@ -21,7 +21,7 @@ import pytest
 from support.rewritten import forget_checksums
 
 from twell.analysis import by_layer, by_token, by_word, ensure, summarize, surprisal_correlation
-from twell.analysis.summaries import build
+from twell.analysis.summaries import build, refresh
 from twell.workbench.errors import Missing, UserError
 from twell.workbench.options import SummarizeOptions
 from twell.workbench.run import locks
@@ -147,6 +147,35 @@ def test_a_crash_while_publishing_leaves_no_list(small: Run, monkeypatch: pytest
     monkeypatch.undo()
     assert not (small.summary_path("any").parent / "built.json").exists()
     assert by_layer(small)["tokens"].iloc[0] == (small.frame("activity")["flags"] == 0).sum()
+
+
+def test_a_builder_that_waited_for_another_writes_nothing(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began while the first was reading, saw that summaries lack, and finds them made once it has the lock."""
+    asked, lists = threading.Event(), list[Run]()
+    waiting = threading.Thread(target=ensure, args=(small,))
+    is_current, write_built = refresh.is_current, refresh.write_built
+
+    def tells(run: Run, scored: bool) -> bool:
+        current = is_current(run, scored)
+        if threading.current_thread() is waiting:
+            asked.set()
+        return current
+
+    def counts(run: Run, *about: Any) -> None:
+        write_built(run, *about)
+        lists.append(run)
+
+    def begin(tokens: int) -> None:
+        if waiting.ident is None:
+            waiting.start()
+            assert asked.wait(60)
+
+    monkeypatch.setattr(refresh, "is_current", tells)
+    monkeypatch.setattr(refresh, "write_built", counts)
+    ensure(small, begin)
+    waiting.join(60)
+    assert asked.is_set() and not waiting.is_alive()
+    assert lists == [small]
 
 
 def test_two_processes_at_once(small: Run) -> None:

@@ -112,6 +112,7 @@ def test_pieces_of_every_kind(made: ModuleType, tmp_path: Path) -> None:
         8: b"\xa9t",
         9: b" 7",
         10: b".",
+        11: b"x",  # which 12, past the last of the vocabulary, is not
     }
     text = [[1, 2, 6, 3, 4], [3, 4, 5, 9, 10, 9], [7, 8, 7, 8, 6, 1, 12, 2], [1, 2], [], []]
 

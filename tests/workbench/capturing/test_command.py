@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,20 @@ def test_rows_are_the_text(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -
         "tokens"
     ].sum().tolist()
     assert run.damaged() == []
+
+
+def test_sequences_name_their_documents(tiny: Path, tmp_path: Path) -> None:
+    """By its number in their source, of which the manifest counts them."""
+    lengths = {"a": [60, 5, 30], "b": [1, 50]}
+    paths = [tmp_path / f"{name}.jsonl" for name in lengths]
+    for path, letters in zip(paths, lengths.values(), strict=True):
+        path.write_text("".join(json.dumps({"text": "q" * length}) + "\n" for length in letters))
+    run = run_capture(tiny, tmp_path / "run", tuple(map(str, paths)))
+    documents = run.frame("sequences").groupby(["source", "document"], sort=False)
+    counted = [length for letters in lengths.values() for length in letters]
+    assert [document for _, document in documents.groups] == [0, 1, 2, 0, 1]
+    assert (documents["tokens"].sum() - 1).tolist() == counted  # a mark before each
+    assert [source["documents"] for source in run.manifest.text] == [3, 2]
 
 
 def test_the_number_of_tokens_asked_for(tiny: Path, tmp_path: Path, texts: tuple[str, ...]) -> None:

@@ -115,6 +115,7 @@ def test_two_ranks_make_the_run_that_one_makes(
     assert ours.loss_sum == pytest.approx(theirs.loss_sum, rel=1e-12)
     assert ours.text == theirs.text
     assert {part.rank for part in ours.parts if part.table == "activity"} == {0, 1}
+    assert [part.rank for part in ours.parts] == sorted(part.rank for part in ours.parts)
     shares = [rank["tokens"] for rank in ours.ranks]
     assert sum(shares) == ours.tokens and min(shares) > 0.4 * ours.tokens
     rows = whole.activity().query("flags == 0")
@@ -132,6 +133,7 @@ def test_a_rank_without_text_ends_before_the_first_part_is_written(start: Start,
     run = open_run(tmp_path / "run")
     assert_whole(run)
     assert [rank["tokens"] for rank in run.manifest.ranks] == [run.manifest.tokens, 0]
+    assert run.manifest.text[0]["tokens"] == run.manifest.tokens
     assert "mean nnz" in printed_by(0, errors).read_text() and not printed_by(1, errors).read_text()
 
 
@@ -160,6 +162,7 @@ def test_a_rank_that_dies_is_named_and_the_run_goes_on(victim: int, whole: Run, 
     assert_whole(run)
     assert_same_tables(run, whole)
     assert run.manifest.loss_sum == whole.manifest.loss_sum
+    assert run.manifest.text == whole.manifest.text
 
 
 def test_another_number_of_ranks_is_refused(whole: Run, tiny: Path, text: Path) -> None:

@@ -37,6 +37,14 @@ def test_each_sum_of_a_neuron_has_a_column() -> None:
     ]
 
 
+def test_a_neuron_whose_values_round_to_zero_has_fired() -> None:
+    neurons = NeuronSums.stack([NeuronSums.empty(3)])
+    neurons.fires[0, 1:] = torch.tensor([1, 2])
+    neurons.value_sum[0, 2] = 5
+    ((name, columns),) = layer_sums.LayerSums(neurons, None, None).tables()
+    assert (name, columns["neuron"].tolist(), columns["fires"].tolist()) == ("neurons", [1, 2], [1, 2])
+
+
 def test_tiles_and_unions(tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "PART_TOKENS", 100)
     monkeypatch.setattr(batches, "WINDOW", 1)

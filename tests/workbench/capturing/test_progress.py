@@ -1,15 +1,17 @@
-"""How far passes over a text are, where there is no terminal."""
+"""How far passes over a text are, where there is no terminal, and what a capture tells of itself."""
 
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.captures import run_capture
 from support.clock import Clock
 
 from twell.workbench.capturing import progress
-from twell.workbench.capturing.progress import Batches
+from twell.workbench.capturing.progress import Bar, Batches
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -33,3 +35,19 @@ def test_a_bar_on_a_terminal_leaves_no_line(monkeypatch: pytest.MonkeyPatch) -> 
             clock.now += 60.0
             batches.advance(3)
     assert "left" not in file.getvalue() and "batches" in file.getvalue()
+
+
+def test_each_token_of_a_capture_is_told_once(
+    tiny: Path, tmp_path: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the batch after it: those of the last batch come when all is written."""
+    told, advance = list[int](), Bar.advance
+
+    def tells(bar: Bar, tokens: int, nnz_mean: float | None, aside: float = 0.0) -> None:
+        told.append(tokens)
+        advance(bar, tokens, nnz_mean, aside)
+
+    monkeypatch.setattr(Bar, "advance", tells)
+    run = run_capture(tiny, tmp_path / "run", texts, seq_len=24, batch_tokens=48)
+    assert len(told) > 4 and told[0] == 0
+    assert 0 < run.manifest.tokens - sum(told) <= 48

@@ -176,9 +176,19 @@ def test_a_capture_has_its_folder_to_itself(
 
 
 def test_the_outcome_is_told_of_the_whole_run(begun: CaptureOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    manifests.update(begun.out, seconds=1000.0)
     run = capture(begun)
+    assert run.manifest.seconds > 1000
     counts = run.activity(flagged=False)[nnz_columns(run.layers)].to_numpy()
     assert f"mean nnz {counts.mean():.1f} of {run.d_ff}" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_run_of_before_values_were_counted_goes_on_without(begun: CaptureOptions) -> None:
+    """Counts of some of its tokens would not add up to the firings of its neurons."""
+    parts = open_run(begun.out).manifest.parts
+    manifests.update(begun.out, parts=[part for part in parts if part.table != "value_bins"])
+    run = capture(begun)
+    assert run.has("examples") and not run.has("value_bins")
 
 
 def test_a_resumed_run_is_being_recorded_again(begun: CaptureOptions, monkeypatch: pytest.MonkeyPatch) -> None:

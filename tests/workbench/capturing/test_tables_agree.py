@@ -81,6 +81,11 @@ def test_counts(run: Run) -> None:
         )
 
 
+def test_firings_are_in_the_order_of_the_text_and_of_layers(run: Run) -> None:
+    keys = run.frame("fired", ["sequence", "position", "layer"])
+    pd.testing.assert_frame_equal(keys, keys.sort_values([*keys], ignore_index=True))
+
+
 def test_neurons(run: Run, fired: pd.DataFrame) -> None:
     ours = (
         run.frame("neurons")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from twell.workbench.run import writer
 from twell.workbench.run.manifest import COMPLETE, INTERRUPTED, RECORDING, Manifest
 from twell.workbench.run.parquet_part import GROUP, GrowingFile
 from twell.workbench.run.part_files import LIVE
+from twell.workbench.run.rank_share import RankShare
 from twell.workbench.run.store import open_run
 from twell.workbench.run.writer import RunWriter
 
@@ -191,3 +193,22 @@ def test_a_resumed_run_begins_after_its_last_part_and_without_strays(tmp_path: P
     assert not any(stray.exists() for stray in strays)
     again.finish(tables=partial(example, 4.0))
     assert [part.number for part in open_run(run.folder).manifest.parts] == [3]
+
+
+def test_a_rank_that_resumes_removes_its_own_strays_alone(tmp_path: Path, make_manifest: Maker) -> None:
+    """The others may be writing theirs already."""
+    blank = RankShare(0, 11).blank_ranks()
+    blank[1]["seconds"] = 5.0
+    RunWriter(tmp_path / "run", replace(make_manifest(), ranks=blank)).finish(INTERRUPTED)
+    names = ("part-00000.parquet.tmp", "rank-1-00000.parquet.tmp", "rank-10-00000.parquet.tmp")
+    strays = [tmp_path / "run" / "activity" / name for name in names]
+    strays[0].parent.mkdir(exist_ok=True)
+    strays.append(tmp_path / "run" / "vocab.parquet.tmp")
+    for stray in strays:
+        stray.write_text("cut short")
+    for rank, left in ((1, [True, False, True, True]), (0, [False, False, True, False])):
+        share = RankShare(rank, 11)
+        own = share.share(open_run(tmp_path / "run").manifest)
+        RunWriter(tmp_path / "run", own, resume=True, share=share)
+        assert own.seconds == (5.0 if rank else 0.0), "it goes on from its own"
+        assert [stray.exists() for stray in strays] == left

@@ -21,7 +21,7 @@ from twell.analysis import by_layer, by_neuron
 from twell.kernels.modules import SparseFFN
 from twell.workbench import ablate, capture, open_run, threshold, watch
 from twell.workbench.errors import UserError
-from twell.workbench.run.schema import nnz_columns
+from twell.workbench.run.schema import FLAG_NOT_FINITE, nnz_columns
 
 
 def gates_of(model: Any, layer: int, batch: Any) -> torch.Tensor:
@@ -143,6 +143,18 @@ def test_metrics_of_tokens_that_are_not_finite(model: Any, options: dict[str, An
     for layer, each in enumerate(gates):
         assert metrics[f"nnz/layer_{layer:02}"] == float((each[counted] > 0).sum(-1).double().mean())
     assert none["tokens"] == 0 and all(np.isnan(value) for name, value in none.items() if name != "tokens")
+
+
+def test_rows_of_tokens_that_are_not_finite_say_so(model: Any) -> None:
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] = torch.nan
+        ids = torch.tensor([[5, 6, 8, 9, 12], [5, 9, 10, 11, 7]])
+        finite = gates_of(model, 2, {"input_ids": ids}).isfinite().all(-1)
+        with watch(model) as w:
+            model(input_ids=ids)
+    flags = w.run.activity()["flags"].to_numpy().reshape(2, 5)
+    assert ((flags & FLAG_NOT_FINITE > 0) == ~finite.numpy()).all() and (flags[0, 1:] == 0).any()
+    assert w.by_layer()["tokens"].tolist() == [int(finite[:, 1:].sum())] * 3
 
 
 def test_a_run_while_it_grows_and_saved(model: Any, tokenizer: Any, batch: Any, tmp_path: Path) -> None:

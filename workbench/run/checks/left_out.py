@@ -1,9 +1,9 @@
 """Leave damaged parts out of a run, by name: `open_run(path, without_damaged=True)`.
 
 Nothing is left out unless that is asked for. A part is then left out with every table that was recorded with it, so
-that counts of neurons, tiles and unions are still those of the tokens that are there; the manifest counts what is left,
-and lists each file with the reason. Cost: comparing every file with its checksum (`verified`), once, and reading the
-losses that are left.
+that counts of neurons, values, tiles and unions are still those of the tokens that are there; the manifest counts what
+is left, and lists each file with the reason. Cost: comparing every file with its checksum (`verified`), once, and
+reading the losses that are left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Recorded together: a part of each is of the same tokens. Examples are of the whole run, in a single part.
-OF_TOKENS, OF_ALL_TOKENS = ("activity", "sequences", "neurons", "tiles", "unions", "fired"), "examples"
+OF_TOKENS = ("activity", "sequences", "neurons", "value_bins", "tiles", "unions", "fired")
+OF_ALL_TOKENS = "examples"
 COUNTED = {"tokens": "activity", "sequences": "sequences"}  # what the manifest counts: the table whose rows these are
 WITH = "was recorded together with what is damaged"  # the reason of a file that is whole itself
 NAMED = 6  # most files in a sentence
