@@ -265,16 +265,16 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
         "writes": column.TextColumn("writes", width="medium", help="tokens that a positive product makes likelier"),
         "why": column.TextColumn("why"),
         "largest": column.NumberColumn("largest pre-activation", format=column_form(4), help="it fires above 0"),
-        "below": column.NumberColumn("below 0 by", format=column_form(2), help="in sd of its pre-activations"),
+        "below": column.NumberColumn(
+            "below 0 by", format=column_form(2), help="in standard deviations of its pre-activations"
+        ),
         "gate_norm": column.NumberColumn(
-            "reads with, × usual",
-            format=column_form(3),
-            help="length of its gate row over the median of neurons that fire",
+            "reads with, × usual", format=column_form(3), help="its gate row's length over the median of firing neurons"
         ),
         "down_norm": column.NumberColumn(
             "writes with, × usual",
             format=column_form(3),
-            help="length of its down row over the median of neurons that fire",
+            help="its down row's length over the median of firing neurons",
         ),
         "first_sequence": column.NumberColumn("first sequence", format="%d", help="sequence in which it first fired"),
     }
